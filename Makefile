@@ -2,8 +2,8 @@
 # make test    runs all tests but those that need a container engine; .ci/run runs everything that CI runs
 # make check   checks style, types, import contracts
 # make bench   measures speed and memory and writes the tables of docs/performance.md (half an hour)
-# make docs    generates the reference pages from the code, and the docs site in site/
-# make sbom    writes the bill of materials and the licences of what the lock names
+# make docs    writes the reference and results pages, and the docs site in site/
+# make sbom    writes the bill of materials, with licences, of what the lock names
 # make audit   asks whether the locked packages have known vulnerabilities
 # make compose tests the compose federation: image, three clients, attacks (needs a container engine)
 SHELL := /bin/bash
@@ -13,9 +13,8 @@ READY := .venv/.ready
 COMPILED := .venv/.compiled
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
-export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: demo test unit reliability compose check bench docs sbom audit clean lock
+.PHONY: demo test unit reliability nightly compose check bench docs sbom audit clean lock
 .DEFAULT_GOAL := help
 
 help:
@@ -49,11 +48,18 @@ test: $(COMPILED)
 unit: $(COMPILED)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ray and not superlink and not compose and not slow"
 
-# Runs every fault test at its full size (docs/reliability.md).
+# Kills, refusals and devices: everything that can go wrong, slow tests included.
 reliability: $(READY)
-	FEDCROSS_RELIABILITY=whole $(BIN)/python -m pytest -s --timeout 0 --durations=0 tests/faults tests/server/test_checkpoint.py \
-	  tests/server/test_reply_log.py tests/strategies/round/test_exchange.py tests/strategies/round/test_rounds.py tests/strategies/defence/test_rules.py \
-	  tests/e2e/test_small_device.py tests/client/test_emulated_gpu.py tests/client/test_emulated_models.py tests/client/test_precision.py
+	$(BIN)/python -m pytest -s --timeout 0 tests/faults tests/e2e tests/server/test_checkpoint.py tests/server/test_reply_log.py -m "not compose"
+
+# The SuperLink tests with Flower's newest nightly build, in an environment of its own.
+nightly: $(READY)
+	@rm -rf .nightly && .boot/bin/uv venv --quiet --python $(PYTHON) .nightly && export VIRTUAL_ENV=.nightly && \
+	.boot/bin/uv pip sync --quiet --require-hashes requirements.lock && .boot/bin/uv pip uninstall --quiet flwr && \
+	.boot/bin/uv pip install --quiet --prerelease allow flwr-nightly && \
+	.boot/bin/uv pip install --quiet --no-deps --no-build-isolation --editable . \
+	|| { echo "LEFT OUT: flwr-nightly does not install beside the locked packages."; exit 0; }; \
+	.nightly/bin/python -m pytest -m superlink tests/e2e/test_same_result.py
 
 # Tests the compose federation; needs a container engine, and BASE_IMAGE where the Dockerfile's cannot be fetched.
 compose: $(READY)
@@ -67,10 +73,11 @@ check: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m docs.reference
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m docs.results_page
+	$(BIN)/zensical build --strict --clean
 
 sbom: $(READY)
-	$(BIN)/python -m fedcross.deploy.sbom requirements.lock pyproject.toml sbom.cdx.json THIRD_PARTY.md
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.cdx.json $(BIN)/python
 
 # Says what it found, or that it could look nothing up; neither is a failure of the code that is tested.
 audit: $(READY)
@@ -81,19 +88,12 @@ audit: $(READY)
 	else echo "pip-audit: no known vulnerability in $$((all - left)) of $$all locked packages; the others could not be looked up"; fi
 
 bench: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload lenet5
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.engine --workload w
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers --workload w
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.overhead
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.step
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --leak
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.scaling --leak --ray
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.wire
-	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.aggregation
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
 lock: .boot/bin/uv
 	.boot/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --extra dev pyproject.toml -o requirements.lock
+	.boot/bin/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --python-version 3.11 --constraint requirements.lock \
+	  --no-emit-package ray --extra data pyproject.toml -o deploy/requirements.txt
 
 clean:
-	rm -rf .venv .boot build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .nightly .boot build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -5,21 +5,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
+from fedcross.analysis.curves import plot_curves
+from fedcross.analysis.frames import load_runs
+from fedcross.analysis.labels import runs_frame
+from fedcross.analysis.tables import console_table
+
 
 def main(folder: Path) -> None:
     """Print the table of the runs below `folder` and draw ``curves.png`` into it."""
-    from rich.console import Console
-
-    from fedcross.analysis.curves import plot_curves
-    from fedcross.analysis.groups import group_runs
-    from fedcross.analysis.loading import load_runs
-    from fedcross.analysis.table import console_table
-
-    runs = load_runs([folder]).runs
+    runs, _ = load_runs([folder])
     Console().print(console_table(runs))
-    picture = folder / "curves.png"
-    plot_curves(group_runs(runs)[0], "rounds", picture)
-    print(f"Curves: {picture}")
+    plot_curves(runs_frame(runs)[0], "rounds", folder / "curves.png")
+    print(f"Curves: {folder / 'curves.png'}")
 
 
 if __name__ == "__main__":

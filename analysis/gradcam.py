@@ -75,14 +75,12 @@ def columns(subject: Subject, options: Options) -> list[tuple[str, Arrays]]:
 
 def draw(subject: Subject, options: Options, out: Path) -> list[Path]:
     """Write ``gradcam.png`` into `out`; return its path."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     indices = _chosen(subject, options)
     shown = pictures(subject, indices)
     models = columns(subject, options)
     figure = Figure(figsize=(1.7 * (len(models) + 1), 1.95 * len(indices) + 0.7), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.subplots(len(indices), len(models) + 1, squeeze=False)
     figure.suptitle(f"Grad-CAM for the true class: {subject.name}", x=0.01, ha="left", fontsize=10)
     for row, (axes, index) in enumerate(zip(grid[:, 0], indices)):

@@ -7,13 +7,17 @@ federation; :func:`deviations` describes where they differ from the paper.
 
 from __future__ import annotations
 
-import csv
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
+
+import pandas as pd
+
+from fedcross.analysis.labels import IGNORED, LENGTH, WHERE, identity
+from fedcross.analysis.runs import Run
 
 ACCURACY = "test accuracy %"
 
@@ -51,7 +55,10 @@ POOL = {
 """How FedCross's paper keeps its pool where a cell has no variant. Its text has K different initial models, its public
 code copies of one, as is the default here: ``independent_start`` stands in :func:`deviations` only if it is on."""
 
-NULLS = {"method.k": "one for each client of a round"}
+TOLERANCE, TOLERANCE_ROUNDS = 1.0, 0.1
+"""A mean agrees with a cell that lies in its 95 % interval, or within so many points (or this share of the rounds)."""
+
+NULLS = {"method.k": "one for each client of a round", "train.clip": "none"}
 """What the value null means; all, for other settings."""
 
 WHOLE = {"task.limit": None, "task.limit_test": None, "train.examples": None, "train.precision": "float32"}
@@ -100,18 +107,10 @@ class Cell:
 @functools.cache
 def cells() -> tuple[Cell, ...]:
     """Return every published cell, in the table's order."""
-    text = resources.files("fedcross.analysis").joinpath("published.csv").read_text(encoding="utf-8")
-    return tuple(
-        Cell(
-            **{
-                name: row[name] for name in ("source", "model", "dataset", "partition", "method", "variant", "quantity")
-            },
-            beta=float(row["beta"]) if row["beta"] else None,
-            value=float(row["value"]),
-            spread=float(row["spread"]) if row["spread"] else None,
-        )
-        for row in csv.DictReader(text.splitlines())
-    )
+    with resources.files("fedcross.analysis").joinpath("published.csv").open(encoding="utf-8") as file:
+        table = pd.read_csv(file).astype(object)
+    table["variant"] = table["variant"].fillna("")
+    return tuple(Cell(**row) for row in table.where(table.notna(), None).to_dict("records"))
 
 
 def accuracy_cells(settings: Mapping[str, Any]) -> list[Cell]:
@@ -190,7 +189,7 @@ def deviations(cell: Cell, settings: Mapping[str, Any]) -> list[str]:
     """Return texts on where `settings` differ from the protocol of the cell's paper: ``rounds 200 (paper 2000)``."""
     differing = [
         f"{name.split('.')[-1]} {settings[name]} (paper {NULLS.get(name, 'all') if value is None else value})"
-        for name, value in (_protocol(cell) | WHOLE).items()
+        for name, value in (_protocol(cell) | WHOLE | {"train.clip": None}).items()
         if name in settings and settings[name] != value
     ]
     model = str(settings.get("model.name", cell.model))
@@ -221,5 +220,81 @@ def _protocol(cell: Cell) -> dict[str, Any]:
         return paper | (POOL if cell.method == "fedcross" else {})
     if cell.source.startswith("FedCT"):
         paper = {"train.lr": 0.01, "train.epochs": 10, "train.batch": 64, "clients_per_round": 10}
+        paper |= {"train.momentum": 0.9}  # inferred from the authors' code for another method
         return paper | {"rounds": 100, "partition.clients": 10}
     return {}
+
+
+def verdicts(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return every published cell beside the measured one.
+
+    Columns: those of the :class:`Cell` (``published`` is its value), ``target``, ``ours`` (mean over seeds: best mean
+    of 10 evaluations in percent, or rounds), ``low`` and ``high`` (95 % interval of the mean), ``seeds``, ``rounds``,
+    ``published_rounds``, ``difference``, ``deviations`` from the paper, and ``verdict``: "agrees", "differs", "too
+    short" (less than half of the published rounds), "other settings" (with deviations) or "no data". Only the first
+    two have a difference.
+    """
+    empty = dict.fromkeys(("ours", "low", "high", "difference", "rounds"), float("nan")) | {"deviations": ""}
+    return pd.DataFrame([{**_cell_columns(cell), **empty, **_verdict(cell, runs)} for cell in cells()])
+
+
+def _cell_columns(cell: Cell) -> dict[str, Any]:
+    columns = {name: value for name, value in vars(cell).items() if name not in ("value", "spread")}
+    return {**columns, "published": cell.value, "target": cell.target}
+
+
+def _verdict(cell: Cell, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the measured columns of :func:`verdicts`."""
+    planned = _protocol(cell).get("rounds")
+    chosen, rounds, texts = _nearest(cell, runs, planned)
+    if not chosen:
+        return {"seeds": 0, "published_rounds": planned, "verdict": "no data"}
+    measured = [run.reach(cell.target) if cell.target else 100 * run.smoothed.mean for run in chosen]
+    ours = pd.Series(measured, dtype=float).dropna()
+    told = {"seeds": len(chosen), "rounds": rounds, "published_rounds": planned, "deviations": ", ".join(texts)}
+    low, high = _interval(ours)
+    told |= {"ours": ours.mean(), "low": low, "high": high}
+    if planned and 2 * rounds < planned:
+        return {**told, "verdict": "too short"}
+    if texts:
+        return {**told, "verdict": "other settings"}
+    difference = float(ours.mean()) - cell.value
+    near = TOLERANCE if cell.target is None else TOLERANCE_ROUNDS * cell.value
+    agrees = abs(difference) <= near or low <= cell.value <= high
+    return {**told, "difference": difference, "verdict": "agrees" if agrees else "differs"}
+
+
+def _nearest(cell: Cell, runs: Sequence[Run], planned: int | None) -> tuple[list[Run], int, list[str]]:
+    """Return the runs that stand for `cell`, cut to equal lengths, their rounds and their deviations.
+
+    Fewest deviations first; then half of the `planned` rounds, more seeds, more rounds.
+    """
+    seeds: dict[tuple[Any, ...], dict[int, Run]] = {}
+    texts: dict[tuple[Any, ...], list[str]] = {}
+    for run in runs:
+        if (cell.quantity == ACCURACY or cell.target is not None) and belongs(cell, run.settings):
+            key = identity(run, (*IGNORED, *WHERE, *LENGTH))
+            texts[key] = [text for text in deviations(cell, run.settings) if not text.startswith("rounds ")]
+            known = seeds.setdefault(key, {}).setdefault(run.seed, run)
+            seeds[key][run.seed] = max(known, run, key=lambda one: one.rounds)
+    choices = []
+    for key, group in seeds.items():
+        for length in {min(run.rounds, planned or run.rounds) for run in group.values()}:
+            count = sum(run.rounds >= length for run in group.values())
+            choices.append((-len(texts[key]), 2 * length >= (planned or 0), count, length, key))
+    if not choices:
+        return [], 0, []
+    *_, length, key = max(choices)
+    chosen = [run.until(length) for run in seeds[key].values() if run.rounds >= length]
+    cadence = max(run.cadence for run in chosen)
+    return [run if run.cadence == cadence else run.every(cadence) for run in chosen], length, texts[key]
+
+
+def _interval(values: pd.Series[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean, Student's t; NaN for fewer than three values."""
+    from scipy import stats
+
+    if len(values) < 3:
+        return float("nan"), float("nan")
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * float(values.sem())
+    return float(values.mean()) - half, float(values.mean()) + half

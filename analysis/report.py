@@ -1,16 +1,106 @@
-"""``fedcross report``: writes tables, curves and a page from any set of run folders."""
+"""``fedcross report``: writes tables, curves and a page from any set of run folders and records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from fedcross.analysis import tables
+from fedcross.analysis.curves import plot_curves
+from fedcross.analysis.frames import load_runs
+from fedcross.analysis.heatmap import Grid, grids, plot_grids
+from fedcross.analysis.labels import runs_frame
+from fedcross.analysis.published import accuracy_cells
 from fedcross.core.errors import StorageError
 
-if TYPE_CHECKING:
-    from fedcross.analysis.summary import Report
+
+@dataclass(frozen=True)
+class Report:
+    """The content of a report: a row for each run, tables, ablation grids, and sentences about folders."""
+
+    frame: pd.DataFrame
+    tables: list[tables.Table]
+    grids: list[Grid]
+    notes: list[str]
+
+    @property
+    def title(self) -> str:
+        """The title: the problem, or how many there are."""
+        problems = self.frame["problem"].unique()
+        return f"FedCross report: {problems[0] if len(problems) == 1 else f'{len(problems)} problems'}"
+
+    @property
+    def summary(self) -> str:
+        """One sentence: which method is best, and by how much."""
+        means = self.frame.groupby(["problem", "method"], sort=False)["smoothed"].mean()
+        problem = self.frame["problem"].iloc[0]
+        ranked = means[problem].sort_values(ascending=False)
+        runs = f"{len(self.frame)} run{'s' * (len(self.frame) > 1)}"
+        best = f"{tables.published_name(str(ranked.index[0]))} reaches {100 * ranked.iloc[0]:.2f} %"
+        if len(ranked) > 1:
+            second = tables.published_name(str(ranked.index[1]))
+            best += f", {100 * (ranked.iloc[0] - ranked.iloc[1]):.2f} points above {second}"
+        return f"{runs}: on {problem}, {best} (best mean of 10 evaluations)."
+
+    def markdown(self) -> str:
+        """Return the text of ``report.md``."""
+        pictures = ["![Test accuracy](curves.png)\n"] + (["![Ablation](ablation.png)\n"] if self.grids else [])
+        parts = [*(table.markdown() for table in self.tables), *pictures]
+        if self.notes:
+            parts.append("## Notes\n\n" + "".join(f"- {note}\n" for note in self.notes))
+        return f"# {self.title}\n\n{date.today():%d %B %Y}\n\n{self.summary}\n\n" + "\n".join(parts)
+
+    def latex(self) -> str:
+        """Return the text of ``report.tex``."""
+        head = f"% {self.title}, {date.today():%d %B %Y}. Needs \\usepackage{{booktabs}}.\n"
+        return "\n".join([head, *(table.latex() for table in self.tables)])
+
+    def csv(self) -> str:
+        """Return one line of plain numbers per configuration: accuracies in percent, bytes, seconds."""
+        numbers = ["final", "best", "smoothed", "window_std", "last_ten", "bytes", "seconds"]
+        grouped = self.frame.groupby("group", sort=False)
+        found = grouped[numbers].agg(["mean", "std"])
+        found.columns = [f"{name}_{what}" for name, what in found.columns]
+        accuracies = [name for name in found if not name.startswith(("bytes", "seconds"))]
+        found[accuracies] *= 100
+        head = grouped[["problem", "method"]].first()
+        head["seeds"] = grouped.size()
+        settings = [group["run"].iloc[0].settings for _, group in grouped]
+        for name in ("task.name", "model.name", "partition.name", "partition.beta", "method.name"):
+            head[name] = [values.get(name) for values in settings]
+        papers = [next(iter(accuracy_cells(values)), None) for values in settings]
+        head["published"] = [paper and paper.value for paper in papers]
+        head["published_source"] = [paper and paper.source for paper in papers]
+        text: str = head.join(found).to_csv(index=False, float_format="%.10g", lineterminator="\n")
+        return text
+
+
+def build(frame: pd.DataFrame, notes: Sequence[str], targets: Sequence[float] = (), at: Sequence[int] = ()) -> Report:
+    """Return everything a report shows about the runs in `frame`; `targets` and `at` as in :func:`write_report`."""
+    wanted, found = list(targets) or tables.default_target(frame), grids(frame)
+    parts = [
+        tables.accuracy_table(frame),
+        tables.metrics_table(frame),
+        tables.clients_table(frame),
+        tables.at_table(frame, at) if at else None,
+        tables.width_table(frame),
+        tables.published_table(frame),
+        tables.target_table(frame, wanted) if wanted else None,
+        tables.significance_table(frame),
+        *tables.ablation_tables(found),
+    ]
+    said = [
+        f"{method}, seed {run.seed}: {run.info[name]['meaning']}"
+        for method, run in zip(frame["method"], frame["run"], strict=True)
+        for name in ("stopped", "privacy")
+        if (run.info.get(name) or {}).get("meaning")
+    ]
+    return Report(frame, [part.compact() for part in parts if part is not None], found, [*said, *notes])
 
 
 def write_report(
@@ -24,36 +114,12 @@ def write_report(
     at: Sequence[int] = (),
     every: int | None = None,
 ) -> str:
-    """Read the runs below `folders` and write the report into `out`.
+    """Write the report on the runs below `folders` into `out`, and return the text of ``report.md``.
 
-    Files: ``report.md``, ``report.csv``, ``report.tex``, ``curves.png``, ``report.html``, ``ablation.png`` where
-    FedCross ran with several alphas and selections, and ``visits.png`` for asynchronous runs.
-
-    Parameters
-    ----------
-    folders : sequence of path
-        Searched recursively.
-    out : Path
-        Created if it does not exist.
-    targets : sequence of float
-        Accuracies in (0, 1); if empty, the highest multiple of 5 % that every run reached.
-    x : str
-        A key of ``AXES``.
-    unfinished : bool
-        Include runs that have not reached their last round.
-    html : bool
-        Write the interactive page, which needs plotly (the extra ``analysis``). Without plotly, the report has a note.
-    until : int, optional
-        Use only rounds up to this one.
-    at : sequence of int
-        Rounds whose accuracy is shown; none: no such table.
-    every : int, optional
-        Use only the evaluations of every such round.
-
-    Returns
-    -------
-    str
-        The text of ``report.md``.
+    Files: ``report.md``, ``report.csv``, ``report.tex``, ``report.html`` (if `html`), ``curves.png`` over axis `x`, and
+    ``ablation.png`` where FedCross ran with several alphas and selections. `targets` are accuracies in (0, 1); if
+    empty, the highest multiple of 5 % that every run reached. `at` names rounds whose accuracy is shown. `unfinished`,
+    `until` and `every` as in :func:`~fedcross.analysis.frames.load_runs`.
 
     Raises
     ------
@@ -62,46 +128,27 @@ def write_report(
     StorageError
         If `out` cannot be written.
     """
-    from fedcross.analysis.groups import group_runs
-    from fedcross.analysis.loading import load_runs
-    from fedcross.analysis.summary import build
-
-    loaded = load_runs(folders, unfinished, until, every)
-    groups, notes = group_runs(loaded.runs)
+    runs, notes = load_runs(folders, unfinished, until, every)
+    frame, twice = runs_frame(runs)
+    notes += twice
     if html and find_spec("plotly") is None:
         html = False
-        notes.append("report.html was not written: it needs plotly. In the checkout: pip install -e '.[analysis]'")
-    if until is not None:
-        notes.append(f"only rounds up to {until} count (--until)")
-    if every is not None:
-        notes.append(
-            f"only evaluations in rounds that {every} divides count (--every), in every table; rounds, bytes and time "
-            "are of all rounds"
-        )
-    report = build(groups, [*loaded.notes, *notes], targets, at)
+        notes.append("report.html needs plotly: pip install 'fedcross[analysis]'")
+    notes += [f"only rounds up to {until} count (--until)"] if until is not None else []
+    notes += [f"only evaluations in rounds that {every} divides count (--every)"] if every is not None else []
+    report = build(frame, notes, targets, at)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        _write(report, out, x, html)
+        (out / "report.md").write_text(report.markdown(), encoding="utf-8")
+        (out / "report.csv").write_text(report.csv(), encoding="utf-8")
+        (out / "report.tex").write_text(report.latex(), encoding="utf-8")
+        plot_curves(frame, x, out / "curves.png")
+        if report.grids:
+            plot_grids(report.grids, out / "ablation.png")
+        if html:
+            from fedcross.analysis.page import page
+
+            (out / "report.html").write_text(page(report, x), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{out}: cannot be written ({error.strerror}). Choose another folder with --out.") from error
     return report.markdown()
-
-
-def _write(report: Report, out: Path, x: str, html: bool) -> None:
-    from fedcross.analysis import formats
-    from fedcross.analysis.ablation import plot_grids
-    from fedcross.analysis.curves import plot_curves
-    from fedcross.analysis.visits import plot_visits
-
-    (out / "report.md").write_text(report.markdown(), encoding="utf-8")
-    (out / "report.csv").write_text(formats.csv_text(report.groups), encoding="utf-8")
-    (out / "report.tex").write_text(formats.latex(report.tables), encoding="utf-8")
-    plot_curves(report.groups, x, out / "curves.png")
-    if report.grids:
-        plot_grids(report.grids, out / "ablation.png")
-    if report.visits:
-        plot_visits(report.visits, out / "visits.png")
-    if html:
-        from fedcross.analysis.page import page
-
-        (out / "report.html").write_text(page(report, x), encoding="utf-8")

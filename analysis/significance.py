@@ -1,124 +1,94 @@
-"""Paired comparison of two configurations over the seeds they share."""
+"""Paired comparison of configurations over the seeds they share."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-
-from fedcross.analysis.groups import Group
+import pandas as pd
 
 WILCOXON_FROM = 6
 """With n pairs the smallest two-sided p of the exact Wilcoxon test is 2 / 2^n: below .05 from six pairs on."""
-
 T_FROM = 3
-"""Two pairs leave one degree of freedom: their p says how equal two differences are by chance."""
+"""Fewer pairs leave the t-test without a meaning."""
 ALL_PAIRS = 5
 """Up to so many configurations of a problem are all compared with each other."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """`first` minus `second` in smoothed accuracy, paired by seed.
+def paired(first: pd.Series[float], second: pd.Series[float]) -> dict[str, float]:
+    """Compare two samples, paired by index.
 
-    Attributes
-    ----------
-    difference : float
-        Mean over the pairs, in [-1, 1].
-    interval : tuple of float
-        95 % confidence interval of the mean difference (Student's t); nan below two pairs.
-    n : int
-        Number of pairs: seeds that both configurations have.
-    t, holm : float
-        Two-sided p of the paired t-test, and the same after Holm's correction within the problem; nan where the test
-        is not defined (all differences equal) or says nothing (fewer than three pairs).
-    wilcoxon : float
-        Two-sided p of Wilcoxon's signed-rank test; nan below six pairs.
+    Returns
+    -------
+    dict
+        ``difference`` (mean of first - second), ``low`` and ``high`` (95 % interval, Student's t), ``n``, and the
+        two-sided p of the paired ``t``-test and of ``wilcoxon``'s test; NaN where a test is not defined.
     """
-
-    problem: str
-    first: str
-    second: str
-    difference: float
-    interval: tuple[float, float]
-    n: int
-    t: float
-    holm: float
-    wilcoxon: float
-
-
-def paired(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Return the p of the paired t-test and of Wilcoxon's test of two samples of equal length (nan: not defined)."""
     from scipy import stats
 
-    d = np.subtract(first, second)
-    t = wilcoxon = math.nan
-    if d.size >= T_FROM and np.ptp(d) > 1e-12:
-        t = float(stats.ttest_1samp(d, 0.0).pvalue)
+    d = (first - second).dropna().to_numpy(float)
+    found = dict.fromkeys(("difference", "low", "high", "t", "wilcoxon"), math.nan) | {"n": d.size}
+    if d.size:
+        found["difference"] = float(d.mean())
+    if d.size > 1:
+        test = stats.ttest_1samp(d, 0.0) if np.ptp(d) > 1e-12 else None
+        interval = test.confidence_interval(0.95) if test else (d.mean(), d.mean())
+        found["low"], found["high"] = (float(value) for value in interval)
+        found["t"] = float(test.pvalue) if test and d.size >= T_FROM else math.nan
     if np.count_nonzero(d) >= WILCOXON_FROM:
-        wilcoxon = float(stats.wilcoxon(d).pvalue)
-    return t, wilcoxon
-
-
-def interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of `first` minus `second`, paired, by Student's t; nan below two pairs."""
-    from scipy import stats
-
-    d = np.subtract(first, second)
-    if d.size < 2:
-        return math.nan, math.nan
-    half = float(stats.t.ppf(0.975, d.size - 1) * d.std(ddof=1) / math.sqrt(d.size))
-    return float(d.mean()) - half, float(d.mean()) + half
-
-
-def holm(p: Sequence[float]) -> list[float]:
-    """Return Holm's step-down adjusted p-values; nan stays nan and is not counted."""
-    order = sorted((i for i in range(len(p)) if not math.isnan(p[i])), key=lambda i: p[i])
-    adjusted = [math.nan] * len(p)
-    highest = 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - rank) * p[i]))
-        adjusted[i] = highest
-    return adjusted
-
-
-def compare(groups: Sequence[Group]) -> list[Comparison]:
-    """Compare within each problem: every pair of up to `ALL_PAIRS` configurations, otherwise each with one.
-
-    That one is the first whose clients train alike (all settings of ``train`` are equal), or else the first of all; the
-    first is FedAvg if it is among them. Pairs that share fewer than two seeds are left out.
-    """
-    found: list[Comparison] = []
-    for problem in dict.fromkeys(group.problem for group in groups):
-        members = [group for group in groups if group.problem == problem]
-        if len(members) <= ALL_PAIRS:
-            rows = [_pair(b, a) for i, a in enumerate(members) for b in members[i + 1 :]]
-        else:
-            rows = [_pair(b, _reference(b, members)) for b in members[1:]]
-        rows = [row for row in rows if row.n > 1]
-        corrected = holm([row.t for row in rows])
-        found += [Comparison(**{**vars(row), "holm": value}) for row, value in zip(rows, corrected)]
+        found["wilcoxon"] = float(stats.wilcoxon(d).pvalue)
     return found
 
 
-def _reference(group: Group, members: Sequence[Group]) -> Group:
-    """Return with which of `members`, the first or a later one, `group` is compared."""
-    found = next(one for one in members if _training(one) == _training(group))
-    return members[0] if found is group else found
+def holm(p: pd.Series[float]) -> pd.Series[float]:
+    """Return Holm's step-down adjusted p-values; NaN stays NaN and is not counted."""
+    known = p.dropna().sort_values(kind="stable")
+    factors = np.arange(len(known), 0, -1)
+    return (known * factors).cummax().clip(upper=1.0).reindex(p.index)
 
 
-def _training(group: Group) -> dict[str, str]:
-    return {name: str(value) for name, value in group.settings.items() if name.startswith("train.")}
+def compare(frame: pd.DataFrame) -> pd.DataFrame:
+    """Compare the configurations of each problem in smoothed accuracy.
+
+    Every pair of up to :data:`ALL_PAIRS` configurations; of more, each with the first whose clients train alike.
+    Pairs that share fewer than two seeds are left out.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        As :func:`fedcross.analysis.labels.runs_frame` makes it.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``problem``, ``first``, ``second``, those of :func:`paired`, and ``holm`` within the problem.
+    """
+    parts = []
+    for problem, members in frame.groupby("problem", sort=False):
+        groups = [group for _, group in members.groupby("group", sort=False)]
+        if len(groups) <= ALL_PAIRS:
+            pairs = [(second, first) for i, first in enumerate(groups) for second in groups[i + 1 :]]
+        else:
+            pairs = [(group, _reference(group, groups)) for group in groups[1:]]
+        rows = [_row(str(problem), first, second) for first, second in pairs]
+        part = pd.DataFrame([row for row in rows if row["n"] > 1])
+        if len(part):
+            parts.append(part.assign(holm=holm(part["t"])))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
 
-def _pair(first: Group, second: Group) -> Comparison:
-    a = {run.seed: run.smoothed.mean for run in first.runs}
-    b = {run.seed: run.smoothed.mean for run in second.runs}
-    seeds = [seed for seed in a if seed in b]
-    x, y = [a[s] for s in seeds], [b[s] for s in seeds]
-    t, wilcoxon = paired(x, y) if len(seeds) > 1 else (math.nan, math.nan)
-    difference = float(np.mean(np.subtract(x, y))) if seeds else math.nan
-    names = (first.problem, first.method, second.method)
-    return Comparison(*names, difference, interval(x, y), len(seeds), t, math.nan, wilcoxon)
+def _row(problem: str, first: pd.DataFrame, second: pd.DataFrame) -> dict[str, Any]:
+    names = {"problem": problem, "first": first["method"].iloc[0], "second": second["method"].iloc[0]}
+    return {**names, **paired(first.set_index("seed")["smoothed"], second.set_index("seed")["smoothed"])}
+
+
+def _reference(group: pd.DataFrame, groups: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return the first of `groups` that trains as `group` does; for that one itself, the first of all."""
+    found = next(one for one in groups if _training(one) == _training(group))
+    return groups[0] if found is group else found
+
+
+def _training(group: pd.DataFrame) -> dict[str, str]:
+    settings = group["run"].iloc[0].settings
+    return {name: str(value) for name, value in settings.items() if name.startswith("train.") and value}

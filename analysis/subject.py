@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcross.core.errors import ConfigError, DataError
+from fedcross.core.errors import DataError
 from fedcross.core.randomness import stream
-from fedcross.core.settings import Settings, find, parse
 from fedcross.tasks.base import Partition, Task
-from fedcross.tasks.models import create
 
 if TYPE_CHECKING:
     import torch
@@ -27,12 +25,20 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Options:
-    """What to analyse: rounds (all kept if empty), slots of models, test examples, and indices of test images."""
+    """What to analyse.
+
+    Rounds (all kept ones if empty), slots of single models, indices of test images, number of test examples; axes and
+    directions of loss surfaces; folder of the data sets (that of the run if None).
+    """
 
     rounds: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
-    examples: int = 500
     images: tuple[int, ...] = ()
+    examples: int = 500
+    radius: float = 1.0
+    points: int = 21
+    seed: int = 1
+    data: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -46,113 +52,69 @@ class RecordedExchange:
 
 
 class Subject:
-    """A run folder with snapshots.
+    """A run folder.
 
     Parameters
     ----------
     folder : Path
-        Written by ``fedcross`` with ``snapshots.rounds=[...]``.
+        Written by ``fedcross``, for most analyses with ``snapshots.rounds=[...]``.
     root : Path or None
         Folder of the data sets; that of the run if None.
     """
 
     def __init__(self, folder: Path, root: Path | None = None) -> None:
         from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
-        from yaml import YAMLError
 
-        self.folder = folder
-        try:
-            plain = OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "config.yaml"), resolve=False)
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise DataError(f"{folder}: no .hydra/config.yaml. Give the output folder of a run.") from error
-        except PermissionError:  # the command line says what to do about it
-            raise
-        except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-            raise DataError(f"{folder}: .hydra/config.yaml cannot be read ({type(error).__name__}).") from error
-        self.config: dict[str, Any] = {str(k): v for k, v in plain.items()} if isinstance(plain, dict) else {}
-        if root is not None and "root" in self.config.get("task", {}):
-            self.config["task"]["root"] = str(root)
-        self.seed = int(self.config["seed"])
+        from fedcross.conf.schema import check
+
+        def read() -> Any:
+            return OmegaConf.to_container(OmegaConf.load(folder / ".hydra" / "config.yaml"), resolve=False)
+
+        raw = dict(_read(folder, ".hydra/config.yaml", read))
+        if root is not None and "root" in raw["task"]:
+            raw["task"]["root"] = str(root)
+        self.folder, self.config = folder, check(raw)
+        self.seed = self.config.seed
 
     @property
     def name(self) -> str:
         """Short description of the run, for titles."""
-        where = self.config["partition"]
-        beta = f" beta={where['beta']}" if "beta" in where else ""
-        return f"{self.config['method']['name']}, {self.config['task']['name']}, {where['name']}{beta}"
+        beta = getattr(self.config.partition, "beta", None)
+        names = ", ".join(self.config.names[group] for group in ("method", "task", "partition"))
+        return names if beta is None else f"{names} beta={beta}"
 
-    # ---- what the run used -----------------------------------------------------------------------------------
-
-    @cached_property
+    @property
     def task(self) -> Task:
         """The data set."""
-        module, params = self._part("task", "fedcross.tasks")
-        task: Task = module.load(params)
-        return task
+        return self.config.load_data().task
 
-    @cached_property
+    @property
     def partition(self) -> Partition:
-        """Who owns what."""
-        module, params = self._part("partition", "fedcross.tasks.partition")
-        partition: Partition = module.split(params, self.task, self.seed)
-        return partition
+        """The partition: which client has which examples."""
+        return self.config.load_data().partition
 
     def network(self, arrays: Arrays) -> nn.Module:
         """Return the configured network, as the method wraps it, with weights `arrays`, in evaluation mode."""
-        from fedcross.strategies.round.registry import method_class
         from fedcross.tasks.models.weights import load_arrays
 
-        part = {name: value for name, value in self.config["model"].items() if name != "module"}
-        model: nn.Module = create(str(self.config["model"].get("module", part["name"])), part, self.task, self.seed)
-        self._narrow(model)
-        kind = method_class(str(self.config["method"].get("module", self.config["method"]["name"])))
-        params = self._params("method", kind.Params)
-        model = kind.network(model, params, self.seed)
+        model, _ = self.config.network(self.task)
         if set(arrays) > set(model.state_dict()):  # a final model, with arrays that only its evaluation needs
-            model = kind.evaluation_network(model, params)
+            model = self.config.new_method().network(model, deployed=True)
         try:
             load_arrays(model, arrays)
         except RuntimeError as error:
-            raise DataError(
-                f"{self.folder}: the kept weights do not fit model {part['name']}. Was the configuration edited?"
-            ) from error
+            raise DataError(f"{self.folder}: the kept weights do not fit its network ({error}).") from error
         return model.eval()
 
-    def _narrow(self, model: nn.Module) -> None:
-        """Leave only the part of `model` that the run trained in its ``state_dict``."""
-        from fedcross.tasks.models.part import narrow
-
-        train = self.config.get("train", {})
-        only, base = train.get("only") or [], train.get("base")
-        if only:
-            root = Path(str(self.config.get("data_root", "data")))
-            narrow(model, [only] if isinstance(only, str) else only, root / base if base else None)
-
-    def _part(self, group: str, package: str) -> tuple[Any, Settings]:
-        module = find(package, str(self.config[group].get("module", self.config[group]["name"])), group)
-        return module, self._params(group, module.Params)
-
-    def _params(self, group: str, kind: type[Settings]) -> Settings:
-        omitted = {"module"} if "name" in kind.model_fields else {"module", "name"}
-        values = {name: value for name, value in self.config[group].items() if name not in omitted}
-        faults: list[str] = []
-        params = parse(kind, values, group, faults)
-        if params is None:
-            raise ConfigError(faults)
-        return params
-
-    # ---- what the run kept -----------------------------------------------------------------------------------
-
     def rounds(self, wanted: Sequence[int] = ()) -> list[int]:
-        """Return the rounds that were kept, or those of them that are `wanted`.
+        """Return the rounds with snapshots, or those of them that are `wanted`.
 
         Raises
         ------
         DataError
             If there is none, or a wanted round is missing.
         """
-        names = (path.stem.split("-") for path in self._files("round-*.safetensors"))
+        names = (path.stem.split("-") for path in (self.folder / "snapshots").glob("round-*.safetensors"))
         kept = sorted({int(name[1]) for name in names if name[1].isdigit()})
         if not kept:
             raise DataError(f"{self.folder}: no snapshots. Run it with snapshots.rounds=[1,10,100], for example.")
@@ -162,26 +124,23 @@ class Subject:
 
     def exchanges(self, number: int) -> list[RecordedExchange]:
         """Return the exchanges of round `number`, in order."""
-        found = [_read_exchange(path) for path in self._files(f"round-{number:06d}-exchange-*.safetensors")]
+        paths = (self.folder / "snapshots").glob(f"round-{number:06d}-exchange-*.safetensors")
+        found = [_read(self.folder, path.name, partial(_exchange, path)) for path in paths]
         return sorted(found, key=lambda one: one.exchange)
 
     def global_model(self, number: int) -> Arrays:
         """Return the global model after round `number`."""
-        from safetensors import SafetensorError
+        return self._model(Path("snapshots") / f"round-{number:06d}.safetensors")
+
+    def final_model(self) -> Arrays:
+        """Return the final global model of a finished run."""
+        return self._model(Path("model.safetensors"))
+
+    def _model(self, name: Path) -> Arrays:
         from safetensors.numpy import load_file
 
-        path = self.folder / "snapshots" / f"round-{number:06d}.safetensors"
-        if not path.exists():
-            raise DataError(f"{path}: no such snapshot. The run may have been cut off in round {number}.")
-        try:
-            return dict(load_file(path))
-        except (OSError, SafetensorError, ValueError) as error:
-            raise DataError(f"{path}: damaged ({error}).") from error
-
-    def _files(self, pattern: str) -> list[Path]:
-        return sorted((self.folder / "snapshots").glob(pattern))
-
-    # ---- test examples ---------------------------------------------------------------------------------------
+        arrays: Arrays = _read(self.folder, str(name), lambda: dict(load_file(self.folder / name)))
+        return arrays
 
     def sample(self, count: int) -> NDArray[np.int64]:
         """Return indices of at most `count` test examples, equally many of each class where there are enough."""
@@ -201,17 +160,28 @@ class Subject:
         return str(names[label]) if len(names) else str(label)
 
 
-def _read_exchange(path: Path) -> RecordedExchange:
-    from safetensors import SafetensorError, safe_open
+def _read(folder: Path, name: str, reader: Callable[[], Any]) -> Any:
+    """Return what `reader` reads; a file that is missing or damaged is a DataError."""
+    from omegaconf.errors import OmegaConfBaseException
+    from safetensors import SafetensorError
+    from yaml import YAMLError
 
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = file.metadata() or {}
-            models: dict[int, Arrays] = {}
-            for key in file.keys():  # noqa: SIM118 - not a dict
-                slot, name = key.split("/", 1)
-                models.setdefault(int(slot), {})[name] = file.get_tensor(key)
-        clients = {int(one["slot"]): int(one["client"]) for one in json.loads(header["uploads"])}
-        return RecordedExchange(int(header["round"]), int(header["exchange"]), dict(sorted(models.items())), clients)
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a snapshot of uploads ({error}).") from error
+        return reader()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataError(f"{folder}: no {name}. Give the folder of a finished run.") from error
+    except (SafetensorError, YAMLError, OmegaConfBaseException, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: {name} is damaged ({error}).") from error
+
+
+def _exchange(path: Path) -> RecordedExchange:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        header = file.metadata() or {}
+        models: dict[int, Arrays] = {}
+        for key in file.keys():  # noqa: SIM118 - not a dict
+            slot, name = key.split("/", 1)
+            models.setdefault(int(slot), {})[name] = file.get_tensor(key)
+    clients = {int(one["slot"]): int(one["client"]) for one in json.loads(header["uploads"])}
+    return RecordedExchange(int(header["round"]), int(header["exchange"]), dict(sorted(models.items())), clients)

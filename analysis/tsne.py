@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from fedcross.analysis.subject import Arrays, Options, Subject
-
-PERPLEXITY = 30.0
 
 
 def embed(features: NDArray[np.floating], seed: int) -> NDArray[np.float64]:
     """Return the map (n, 2) of `features` (n, d): scikit-learn's t-SNE, initialised by PCA and deterministic."""
     from sklearn.manifold import TSNE
 
-    perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
+    perplexity = min(30.0, (len(features) - 1) / 3)
     return np.asarray(TSNE(init="pca", perplexity=perplexity, random_state=seed).fit_transform(features), np.float64)
 
 
@@ -58,47 +55,28 @@ def panels(subject: Subject, options: Options) -> list[list[tuple[str, Arrays]]]
 
 def draw(subject: Subject, options: Options, out: Path) -> list[Path]:
     """Write ``tsne.png`` and ``tsne.csv`` (coordinates) into `out`; return their paths."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    import seaborn
     from matplotlib.figure import Figure
 
     rows = panels(subject, options)
     indices = subject.sample(options.examples)
     labels = subject.task.test.y[indices]
-    width = max(map(len, rows))
-    figure = Figure(figsize=(4.2 * width + 1.4, 4.2 * len(rows)), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(len(rows), width, squeeze=False)
+    names = [subject.label(int(label)) for label in labels]
+    figure = Figure(figsize=(4.6 * max(map(len, rows)), 4.2 * len(rows)), dpi=120, layout="constrained")
+    grid = figure.subplots(len(rows), max(map(len, rows)), squeeze=False)
     figure.suptitle(f"t-SNE of embeddings, {len(indices)} test examples: {subject.name}", x=0.01, ha="left")
-    lines: list[tuple[Any, ...]] = [("panel", "example", "label", "x", "y")]
-    handles: list[Any] = []
-    for row, axes_row in zip(rows, grid):
-        for axes in axes_row[len(row) :]:
-            axes.set_axis_off()
-        for (title, arrays), axes in zip(row, axes_row):
+    parts = []
+    for axes in grid.ravel():
+        axes.set_axis_off()
+    for row, axes_row in zip(rows, grid, strict=True):
+        for (title, arrays), axes in zip(row, axes_row, strict=False):
             found = features(subject, arrays, indices)
-            points = embed(found, subject.seed)
-            handles = _scatter(
-                axes, points, labels, f"{title}\nneighbours of the same class {neighbours(found, labels):.0%}"
-            )
-            lines += [(title, int(i), int(y), *map(float, p)) for i, y, p in zip(indices, labels, points)]
-    names = [subject.label(label) for label in sorted(set(labels.tolist()))]
-    figure.legend(handles, names, loc="outside right upper", fontsize=9, frameon=False, markerscale=2)
-    picture, table = out / "tsne.png", out / "tsne.csv"
-    figure.savefig(picture)
-    with table.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(lines)
-    return [picture, table]
-
-
-def _scatter(axes: Any, points: NDArray[np.float64], labels: NDArray[np.int64], title: str) -> list[Any]:
-    from matplotlib import colormaps
-
-    colours = colormaps["tab10" if labels.max() < 10 else "tab20"].colors  # type: ignore[attr-defined]
-    handles = [
-        axes.scatter(*points[labels == label].T, s=9, color=colours[label % len(colours)], linewidths=0)
-        for label in sorted(set(labels.tolist()))
-    ]
-    axes.set_title(title, fontsize=9, loc="left")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    return handles
+            x, y = embed(found, subject.seed).T
+            part = pd.DataFrame({"panel": title, "example": indices, "label": names, "x": x, "y": y})
+            seaborn.scatterplot(part, x="x", y="y", hue="label", hue_order=sorted(set(names)), s=12, ax=axes)
+            share = neighbours(found, labels)
+            axes.set_title(f"{title}\nneighbours of the same class {share:.0%}", fontsize=9, loc="left")
+            parts.append(part)
+    figure.savefig(out / "tsne.png")
+    pd.concat(parts).to_csv(out / "tsne.csv", index=False)
+    return [out / "tsne.png", out / "tsne.csv"]

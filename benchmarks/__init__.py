@@ -1,1 +1,1 @@
-"""Benchmarks of speed and memory; each measures its ratios in one run."""
+"""Six questions about speed and memory: engine, peers, aggregation, wire, scaling, gpu."""

@@ -1,101 +1,87 @@
-"""A round of local training: the local engine against hand-written loops, interleaved in one run.
+"""A round of local training: the local engine against a textbook loop in two processes, in turns.
 
-::
-
-    python -m benchmarks.engine                        # both workloads, writes docs/performance.md
-    python -m benchmarks.engine --workload lenet5 --epochs 1 --repeats 3 --dry
-
-The reference is a textbook loop in two processes of one thread each. The rounds of fedcross are
-complete, with messages, guard, aggregation, evaluation, metrics and checkpoint; the loops only train and average.
+The rounds of fedcross are complete, with messages, checks, aggregation, evaluation, metrics and checkpoint; the loops
+only train and average.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from multiprocessing import get_context
 
+import pandas as pd
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from benchmarks.common import (
-    WORKLOADS,
-    Cell,
-    Ours,
-    Workload,
-    images,
-    interleaved,
-    machine,
-    metered,
-    overrides,
-    table,
-    write_section,
-)
-from benchmarks.loops import Loop
+from benchmarks.harness import Workload, in_turns, scratch, seconds
 
-REFERENCE = "textbook loop, two processes (reference)"
+State = dict[str, Tensor]
+REFERENCE = "textbook loop, two processes"
 
 
-def compare(work: Workload, repeats: int, alone: bool) -> str:
-    """Return the table of one workload."""
-    with tempfile.TemporaryDirectory(prefix="fedcross-bench-") as name:
-        folder = Path(name)
-        os.environ.setdefault("FEDCROSS_STATE", str(folder / "state"))
-        os.environ.setdefault("FEDCROSS_CACHE", str(folder / "cache"))
-        images(work, folder)
-        n = work.drawn * work.examples
-        x, y = torch.randn(n, 3, 32, 32), torch.randint(0, 10, (n,))
-        loops = {REFERENCE: Loop(work, x, y, 2), "tuned loop, two processes": Loop(work, x, y, 2, tune=True)}
-        if alone:
-            loops["textbook loop, one process"] = Loop(work, x, y, 1)
-        ours = {
-            "fedcross, two workers": Ours(overrides(work, folder, folder / "f32"), 2),
-            "fedcross, two workers, bfloat16": Ours(
-                overrides(work, folder, folder / "bf16", "train.precision=bfloat16"), 2
-            ),
-        }
-        runners: dict[str, Callable[[], Cell]] = {who: loop.round for who, loop in loops.items()}
-        runners |= {who: rounds_of(run) for who, run in ours.items()}
-        try:
-            return table(interleaved(runners, repeats), REFERENCE)
-        finally:
-            for loop in loops.values():
-                loop.close()
-            for run in ours.values():
-                run.close()
+def network(name: str) -> nn.Module:
+    """Return the CNN of a workload as textbooks have it."""
+    widths, hidden = {"lenet5": ((6, 16), (120, 84)), "cnn_w": ((32, 64), (512,))}[name]
+    layers: list[nn.Module] = []
+    for before, width in zip((3, widths[0]), widths, strict=True):
+        layers += [nn.Conv2d(before, width, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    layers.append(nn.Flatten())
+    size = widths[1] * 25
+    for width in hidden:
+        layers += [nn.Linear(size, width), nn.ReLU()]
+        size = width
+    return nn.Sequential(*layers, nn.Linear(size, 10))
 
 
-def rounds_of(run: Ours) -> Callable[[], Cell]:
-    """Return a function that does and meters the next round of `run`."""
-
-    def once() -> Cell:
-        with metered(run.pids) as cell:
-            run.round()
-        return cell
-
-    return once
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--alone", action="store_true", help="also the textbook loop in one process")
-    parser.add_argument("--dry", action="store_true", help="print only, leave docs/performance.md as it is")
-    given = parser.parse_args()
+def train(work: Workload, state: State, x: Tensor, y: Tensor, tuned: bool) -> State:
+    """Train one client by plain torch; `tuned`: channels last and torch's fused SGD."""
     torch.set_num_threads(1)
-    parts = []
-    for name in WORKLOADS if given.workload == "all" else [given.workload]:
-        work = replace(WORKLOADS[name], epochs=given.epochs)
-        head = f"**{work.model}**, {work.clients} clients x {work.examples}, K={work.drawn}, E={work.epochs}"
-        parts.append(f"{head}, medians of {given.repeats} turns:\n\n{compare(work, given.repeats, given.alone)}")
-        print(parts[-1], flush=True)
-    if not given.dry:
-        write_section(f"engine {given.workload}", "\n\n".join(["## A round of training", machine(), *parts]))
+    model = network(work.model)
+    model.load_state_dict(state)
+    optimiser = torch.optim.SGD(model.parameters(), lr=work.lr, momentum=work.momentum, fused=tuned)
+    x = x.contiguous(memory_format=torch.channels_last) if tuned else x
+    for _ in range(work.epochs):
+        for part in torch.split(torch.randperm(len(y)), work.batch):
+            optimiser.zero_grad()
+            functional.cross_entropy(model(x[part]), y[part]).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-if __name__ == "__main__":
-    main()
+def loop(work: Workload, rounds: int, tuned: bool) -> Callable[[], float]:
+    """Return a call that does `rounds` rounds of FedAvg in two processes and returns the median seconds of one."""
+
+    def block() -> float:
+        x, y = torch.randn(work.drawn, work.examples, 3, 32, 32), torch.randint(0, 10, (work.drawn, work.examples))
+        state, times = network(work.model).state_dict(), []
+        with get_context("fork").Pool(2) as pool:
+            for _ in range(rounds + 1):
+                start = time.perf_counter()
+                jobs = [(work, state, x[i], y[i], tuned) for i in range(work.drawn)]
+                states = pool.starmap(train, jobs, chunksize=1)
+                state = {name: torch.stack([one[name] for one in states]).mean(0) for name in state}
+                times.append(time.perf_counter() - start)
+        return float(pd.Series(times[1:]).median())
+
+    return block
+
+
+def measure(quick: bool) -> pd.DataFrame:
+    """Return the table of both workloads."""
+    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
+    works = [Workload(clients=10, examples=50, drawn=2, epochs=1)] if quick else [Workload(), Workload("cnn_w")]
+    rounds, turns, parts = (1, 1) if quick else (3, 3), None, []
+    for work in works:
+        with scratch(work) as folder:
+            contestants = {
+                REFERENCE: loop(work, rounds[0], tuned=False),
+                "tuned loop, two processes": loop(work, rounds[0], tuned=True),
+                "fedcross, two workers": seconds(work.settings(folder, "engine.workers=2"), rounds[0]),
+                "fedcross, bfloat16": seconds(
+                    work.settings(folder, "engine.workers=2", "train.precision=bfloat16"), rounds[0]
+                ),
+            }
+            parts.append(in_turns(contestants, turns or rounds[1], REFERENCE).assign(model=work.model))
+    return pd.concat(parts)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from logging import WARNING
@@ -17,19 +17,17 @@ from fedcross.core.errors import ConfigError, DeviceError, FedcrossError, Protoc
 from fedcross.core.run_config import overrides_of
 from fedcross.strategies.wire.protocol import failure
 
-#: Where to train: ``inside`` this process, in the ``resident`` trainer beside the SuperNode, or ``auto``.
-CHOICE = "FEDCROSS_TRAINER"
 #: The name of a device's width in its node's configuration.
 WIDTH = "device.width"
 #: The program in which Flower runs one message of a SuperNode.
 PROGRAM = "flwr-clientapp"
 
-#: The program that answers the messages of a SuperNode in one process (:mod:`engines.executor`).
+#: The program that answers the messages of a SuperNode in one process (:mod:`engines.warm_device`).
 EXECUTOR = "fedcross-executor"
 
 
 class Client(ClientApp):
-    """The ClientApp, with what :mod:`engines.executor.worker` asks of an app.
+    """The ClientApp, with what :mod:`engines.warm_device.worker` asks of an app.
 
     Attributes
     ----------
@@ -44,7 +42,7 @@ class Client(ClientApp):
 
     def prepare(self, context: Context) -> None:
         """Load what the run of `context` needs, before its next message comes."""
-        from fedcross.client.workshop import do
+        from fedcross.client.cache import do
 
         do("prepare", _overrides(context), None)
 
@@ -54,19 +52,12 @@ app = Client()
 
 @app.query()
 def who(message: Message, context: Context) -> Message:
-    """Reply with the partition id of this node; a resident trainer starts to load at the same time."""
+    """Reply with the partition id of this node."""
     partition = context.node_config.get("partition-id")
     if partition is None:
         raise ProtocolError(
             "This SuperNode has no partition-id. Start it with --node-config 'partition-id=0 num-partitions=10'."
         )
-    if hands_over():
-        from fedcross.client.resident.connect import Resident
-
-        try:
-            Resident().prepare(_overrides(context))
-        except (FedcrossError, OSError) as error:  # the first train message raises it again, in its reply
-            log(WARNING, "fedcross: the trainer did not start: %s", error)
     told = ConfigRecord({"partition-id": int(partition)})
     if WIDTH in context.node_config:
         told["device-width"] = device_width(context.node_config[WIDTH])
@@ -99,24 +90,19 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _work(task: str, message: Message, context: Context) -> Message:
-    """Do `task` in the resident trainer (in a deployment) or in this process; the result is the same."""
+    """Do `task` in this process; over a network, an error becomes a reply that names its type, file and line."""
+    from fedcross.client.cache import do
+
     _check_addressee(message, context)
-    overrides = _overrides(context)
     try:
-        if hands_over():
-            from fedcross.client.resident.connect import Resident
-
-            content = Resident().do(task, overrides, message.content, message.metadata.ttl)
-        else:
-            from fedcross.client.workshop import do
-
-            content = do(task, overrides, message.content)
+        content = do(task, _overrides(context), message.content)
     except Exception as error:
         app.sound = app.sound and isinstance(error, FedcrossError) and not isinstance(error, DeviceError)
         # Over a network the server believes an error only if it returns the request's nonce, which Flower's does not.
         if task != "train" or not (networked() or isinstance(error, ConfigError)):
             raise
-        log(WARNING, "fedcross: %s: %s", type(error).__name__, error)
+        text = str(error) if isinstance(error, FedcrossError) else "".join(traceback.format_exception(error))
+        log(WARNING, "fedcross: %s: %s", type(error).__name__, text)
         content = failure(message.content, error)
     return Message(content, reply_to=message)
 
@@ -131,23 +117,13 @@ def _settled(run_config: tuple[tuple[str, object], ...], nodes: int | None) -> s
     return overrides_of(dict(run_config), nodes)
 
 
-def hands_over() -> bool:
-    """Return whether a resident trainer does the work of this process."""
-    choice = os.environ.get(CHOICE, "auto")
-    if choice not in {"auto", "inside", "resident"}:
-        raise ConfigError(f"{CHOICE}={choice!r}: choose auto, inside or resident.")
-    if choice == "auto":
-        return sys.platform == "linux" and Path(sys.argv[0]).name == PROGRAM
-    return choice == "resident"
-
-
 def networked() -> bool:
     """Return whether this process answers a SuperNode."""
-    return Path(sys.argv[0]).name == EXECUTOR or hands_over()
+    return Path(sys.argv[0]).name in {EXECUTOR, PROGRAM}
 
 
 def _check_addressee(message: Message, context: Context) -> None:
-    asked = message.content.config_records["config"]
+    asked = message.content["config"]
     own = context.node_config.get("partition-id")
     if own is not None and int(own) != asked["client"]:
         raise ProtocolError(f"A request for client {asked['client']!r} reached the node of client {own}.")
@@ -161,13 +137,13 @@ def warm_for(overrides: str) -> Callable[[], tuple[bool, Sequence[int]]]:
     """
 
     def warm() -> tuple[bool, Sequence[int]]:
+        from fedcross.client.cache import run_cache
         from fedcross.client.device import pick_device
-        from fedcross.client.workshop import workshop
         from fedcross.conf.schema import load_text
 
         if pick_device(load_text(overrides).device).type != "cpu":
             return False, ()
-        return True, [len(part) for part in workshop(overrides).data.partition.train]
+        return True, [len(part) for part in run_cache(overrides).data.partition.train]
 
     return warm
 
@@ -182,11 +158,11 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
     memory : int or None
         Most bytes that the computation may use; None to decide from the device's memory.
     graph : bool
-        Whether training steps are replayed as CUDA graphs.
+        Whether training steps may be compiled (``train.compile``).
     """
-    from fedcross.client.workshop import workshop
+    from fedcross.client.cache import run_cache
 
-    shop = workshop(_overrides(contexts[0]))
-    with shop.errors():
-        contents = shop.train_together([message.content for message in messages], memory=memory, graph=graph)
+    cache = run_cache(_overrides(contexts[0]))
+    with cache.errors():
+        contents = cache.train_together([message.content for message in messages], memory=memory, graph=graph)
     return [Message(content, reply_to=message) for content, message in zip(contents, messages)]

@@ -24,7 +24,7 @@ import numpy as np
 from fedcross.conf.schema import Attack
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
-from fedcross.strategies.pool.layout import Array, Arrays
+from fedcross.strategies.pool.pool import Array, Arrays
 
 FACTORS = {"sign_flip": -1.0, "scaling": -10.0, "stealth": -1.0, "noise": 10.0}
 

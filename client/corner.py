@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedcross.client.flat_model import ModuleNet, Parts
-from fedcross.strategies.parts.objective import Tensors
+from fedcross.strategies.objective import Tensors
 
 #: What selects a corner's part of an axis: how many of the first positions, the positions, or None for all.
 Part = int | Tensor | None
 
 
 class Corner(Parts):
-    """A :class:`strategies.parts.objective.Net` that is given the parameters and buffers of a wide model.
+    """A :class:`strategies.objective.Net` that is given the parameters and buffers of a wide model.
 
     Gradients reach the weights of the corner alone. Statistics of batch normalisation are those of the wide model's own
     width: a corner changes a copy. States of dropout layers are the wide model's, and move on.
@@ -30,7 +30,7 @@ class Corner(Parts):
         The wide network.
     places : mapping of str to sequence of int arrays
         For each entry of which the slice has less than the wide network: its positions along every axis, ascending
-        (:meth:`tasks.models.slicing.plan.Plan.within`).
+        (:meth:`tasks.models.width.Corners.positions`).
     """
 
     corners = ()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedcross.client.autocast import bfloat16, is_recurrent
-from fedcross.strategies.parts.objective import Tensors
+from fedcross.strategies.objective import Tensors
 from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.models.dropout import dropout_names
 from fedcross.tasks.models.part import BUFFERS, base_tensors, hold_statistics
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """The functions of a :class:`strategies.parts.objective.Net` whose `call` computes any submodule."""
+    """The functions of a :class:`strategies.objective.Net` whose `call` computes any submodule."""
 
     def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
         """Return class scores, shape (batch, classes)."""
@@ -49,7 +49,7 @@ class Parts:
 
 
 class ModuleNet(Parts):
-    """A module as a :class:`strategies.parts.objective.Net`.
+    """A module as a :class:`strategies.objective.Net`.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class ModuleNet(Parts):
         #: What was found out of padded batches (:mod:`client.batched.padding`), each with its objective.
         self.padding: dict[Hashable, tuple[object, str]] = {}
         self.names = [name for name in module.state_dict() if name not in self._again]
-        #: The narrower models in this one that are trained too (:mod:`client.corner`); the workshop sets them.
+        #: The narrower models in this one that are trained too (:mod:`client.corner`); the cache sets them.
         self.corners: Sequence[Corner] = ()
         self.dropout = dropout_names(self.module)
         self.params: Tensors = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
@@ -140,11 +140,8 @@ class ModuleNet(Parts):
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return views of `flat` (p,) in the shapes of the parameters."""
-        pieces, start = [], 0
-        for parameter in self.params.values():
-            pieces.append(flat[start : start + parameter.numel()].view(parameter.shape))
-            start += parameter.numel()
-        return pieces
+        pieces = torch.split(flat, [parameter.numel() for parameter in self.params.values()])
+        return [piece.view(parameter.shape) for piece, parameter in zip(pieces, self.params.values())]
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copy `arrays` (every name of the state_dict) into the live model."""

@@ -1,8 +1,7 @@
 """Differential privacy on the client: it clips its update and adds noise before the upload (local DP).
 
-The clipping is Flower's own, as in its ``fixedclipping_mod`` and ``LocalDpMod``. The mods themselves cannot be used:
-they require a single record of arrays whose entries are all floats, and they draw noise from numpy's global generator.
-Forked workers share that generator's state, so all clients of a round would add the same noise.
+Flower's ``LocalDpMod`` requires a single record of floats, and draws noise from numpy's global generator, which forked
+workers share.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import secrets
 from collections.abc import Collection
 
 import numpy as np
-from flwr.supercore.differential_privacy import clip_inputs_inplace
+from numpy.typing import NDArray
 
 from fedcross.conf.schema import Privacy
 from fedcross.core.randomness import stream
-from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.pool.pool import Arrays
 
 
 def protect(
@@ -45,8 +44,7 @@ def protect(
     updates = [np.subtract(trained[name], received[name], dtype=np.float64) for name in floats]
     if not all(np.isfinite(update).all() for update in updates):
         updates = [np.zeros_like(update) for update in updates]
-    if any(update.any() for update in updates):  # Flower divides by the norm
-        clip_inputs_inplace(updates, settings.clip)
+    _clip(updates, settings.clip)
     made: Arrays = {name: np.array(array) for name, array in received.items() if name in trained}
     for name, update in zip(floats, updates):
         update += generator.normal(0.0, settings.noise * settings.clip, update.shape)
@@ -59,3 +57,10 @@ def noise_source(settings: Privacy, seed: int, number: int, client: int, exchang
     if settings.randomness == "seed":
         return stream(seed, "privacy", number, client, exchange)
     return np.random.Generator(np.random.PCG64(secrets.randbits(256)))
+
+
+def _clip(updates: list[NDArray[np.float64]], most: float) -> None:
+    """Scale `updates` in place so that the Euclidean norm of all together is at most `most`."""
+    norm = float(np.sqrt(sum(float(np.linalg.norm(update)) ** 2 for update in updates)))
+    for update in updates:
+        update *= min(1.0, most / norm) if norm else 1.0

@@ -1,16 +1,20 @@
-"""The training loop of one client: SGD on its data, minimising the method's objective."""
+"""The training loop of one client, which minimises the method's objective on the client's data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from fedcross.client.compiled import Compiled
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.optimizer import Moments, step
 from fedcross.conf.schema import Train
 from fedcross.core.randomness import stream, torch_stream
-from fedcross.strategies.parts.objective import Batch, Objective, Prepared, Trained, Visit
+from fedcross.strategies.objective import Batch, Objective, Prepared, Trained, Visit
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -22,13 +26,15 @@ def train(
     prepared: Prepared,
     settings: Train,
     augment: Augment | None = None,
+    *,
+    compiled: Compiled | None = None,
 ) -> Trained:
     """Train the model loaded in `net` on the client's data and return the result.
 
-    SGD as ``torch.optim.SGD``: ``g += weight_decay * w``, ``m = momentum * m + g``, ``w -= lr * m``; the momentum
-    buffer starts at zero unless the visit brings one. With `clip`, the norm of g
-    (the objective's closed-form term included) is first limited to that value. A generator keyed by (seed, round,
-    client, epoch, exchange) shuffles the examples in each epoch; a short last batch is kept.
+    The optimiser is ``torch.optim``'s (:mod:`client.optimizer`); its state starts at zero unless the visit brings a
+    momentum buffer. With `clip`, the norm of the gradient (the objective's term included) is first limited to that
+    value. A generator keyed by (seed, round, client, epoch, exchange) shuffles the examples in each epoch; a short
+    last batch is kept.
 
     Parameters
     ----------
@@ -41,76 +47,58 @@ def train(
     prepared : Prepared
         What ``objective.prepare(visit)`` returned.
     settings : Train
-        Epochs, batch size, momentum, weight decay; the learning rate is ``visit.lr``.
+        Epochs, batch size, optimiser; the learning rate is ``visit.lr``.
     augment : callable or None
         ``(batch, generator) -> batch``.
+    compiled : Compiled, optional
+        :func:`loss_of` for this net and objective, for full batches.
 
     Returns
     -------
     Trained
         Views of the live model (valid until the next visit), the steps taken and the mean loss over examples.
     """
-    momentum = visit.momentum.clone() if visit.momentum is not None else torch.zeros_like(net.flat)
+    moments = Moments.of(net.flat, settings, visit.momentum)
     generator = augmentation_stream(visit) if augment is not None else None
     total = torch.zeros((), dtype=net.flat.dtype, device=net.device)
-    # On a GPU as in a recorded step: other kernels may round otherwise.
+    # A tensor on a GPU: a number would be another kernel argument in every round.
     lr = net.flat.new_full((), visit.lr) if net.device.type == "cuda" else visit.lr
-    stepper = Stepper(net, objective, prepared, settings, momentum, total, lr)
+    called = loss_of(net, objective)
+    adds_term = type(objective).gradient is not Objective.gradient
+    ascends = type(objective).ascent is not Objective.ascent
     steps = seen = 0
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
         inputs = net.arrange(augment(x, generator)) if augment and generator else x
-        stepper.advance(Batch(inputs, y, rows=rows, step=steps))
+        compute: Callable[..., Tensor] = called
+        number: int | Tensor = steps
+        if compiled is not None and len(y) == settings.batch:
+            compute, number = compiled, torch.tensor(steps, device=net.device)  # a number would be compiled in
+        before = [buffer.clone() for buffer in net.module.buffers()] if ascends else []
+        net.gradient.zero_()
+        loss = compute(inputs, y, rows, number, prepared)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.detach() * len(y)
+        if ascends:
+            _ascend(net, objective, Batch(inputs, y, rows=rows, step=steps), prepared, before)
+        with torch.no_grad():
+            term = objective.gradient(net.flat, prepared) if adds_term else None
+            step(net.flat, net.gradient, moments, lr, settings, steps, term)
         steps += 1
         seen += len(y)
     mean = float(total) / max(seen, 1)
-    return Trained(net.params, net.buffers, net.flat, momentum, steps, mean)
+    return Trained(net.params, net.buffers, net.flat, moments.first, steps, mean)
 
 
-class Stepper:
-    """One step on the model loaded in a net, in place; called here, recorded and replayed in :mod:`client.captured`.
+def loss_of(net: ModuleNet, objective: Objective) -> Callable[..., Any]:
+    """Return the loss of one batch of the model loaded in `net`, as a function of the batch and the prepared values."""
+    cross_entropy = type(objective).loss is Objective.loss
 
-    Parameters
-    ----------
-    net : ModuleNet
-        Holds the model.
-    objective, prepared, settings
-        As for :func:`train`.
-    momentum : Tensor, shape (p,)
-        Momentum buffer.
-    total : Tensor, shape ()
-        Sum of losses over examples; every step adds to it.
-    lr : float or Tensor, shape ()
-        Learning rate.
-    """
+    def loss(x: Tensor, y: Tensor, rows: Tensor, number: int | Tensor, prepared: Prepared) -> Tensor:
+        if cross_entropy:  # the default, without a call into another file at every step
+            return functional.cross_entropy(net.logits(net.params, net.buffers, x), y, reduction="none").mean()
+        return objective.loss(net, net.params, net.buffers, Batch(x, y, rows=rows, step=number), prepared)
 
-    def __init__(
-        self,
-        net: ModuleNet,
-        objective: Objective,
-        prepared: Prepared,
-        settings: Train,
-        momentum: Tensor,
-        total: Tensor,
-        lr: float | Tensor,
-    ) -> None:
-        self._net, self._objective, self._prepared, self._settings = net, objective, prepared, settings
-        self._momentum, self._total, self._lr = momentum, total, lr
-        self._adds_term = type(objective).gradient is not Objective.gradient
-        self._ascends = type(objective).ascent is not Objective.ascent
-
-    def advance(self, batch: Batch) -> None:
-        """Take the step of `batch`."""
-        net, objective, prepared = self._net, self._objective, self._prepared
-        before = [buffer.clone() for buffer in net.module.buffers()] if self._ascends else []
-        net.gradient.zero_()
-        loss = objective.loss(net, net.params, net.buffers, batch, prepared)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._ascends:
-            _ascend(net, objective, batch, prepared, before)
-        with torch.no_grad():
-            term = objective.gradient(net.flat, prepared) if self._adds_term else None
-            step(net.flat, net.gradient, self._momentum, self._lr, self._settings, term)
-            self._total += loss.detach() * len(batch.y)
+    return loss
 
 
 def _ascend(net: ModuleNet, objective: Objective, batch: Batch, prepared: Prepared, before: list[Tensor]) -> None:
@@ -137,42 +125,10 @@ def _copy_all(values: list[Tensor], to: list[Tensor]) -> None:
         target.copy_(value)
 
 
-def step(
-    flat: Tensor, gradient: Tensor, momentum: Tensor, lr: float | Tensor, settings: Train, term: Tensor | None = None
-) -> None:
-    """Take one SGD step of one model, or of many at once, in place; overwrites `gradient`.
-
-    Parameters
-    ----------
-    flat, gradient, momentum : Tensor, shape (..., p)
-        Parameters, the gradient of the loss, momentum buffers.
-    lr : float or Tensor
-        Learning rate; a tensor () for one model, (..., 1) for one rate per model.
-    settings : Train
-        Momentum, weight decay, clipping.
-    term : Tensor, shape (..., p), optional
-        The term that the objective adds to the gradient (:meth:`strategies.parts.objective.Objective.gradient`).
-    """
-    if term is not None:
-        gradient.add_(term)
-    if settings.clip is not None:
-        gradient.mul_((settings.clip / gradient.norm(dim=-1, keepdim=True)).clamp(max=1.0))
-    if settings.weight_decay:
-        gradient.add_(flat, alpha=settings.weight_decay)
-    if settings.momentum:
-        gradient = momentum.mul_(settings.momentum).add_(gradient)
-    if not isinstance(lr, Tensor):
-        flat.add_(gradient, alpha=-lr)
-    elif lr.dim() == 0:  # on a CPU the same to the bit; a CUDA graph would keep the number of its recording
-        flat.addcmul_(gradient, lr, value=-1)
-    else:
-        flat.sub_(gradient * lr)
-
-
 def batches(visit: Visit, epochs: int, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield inputs, labels and row numbers of all epochs' batches, ordered by seed, round, client and exchange."""
     inputs = visit.inputs
-    for order in orders(visit, epochs):
+    for order in (rows.to(visit.y.device) for rows in orders(visit, epochs)):
         held, y = inputs.held[order], visit.y[order]
         for start in range(0, len(order), size):
             part = slice(start, start + size)
@@ -186,12 +142,6 @@ def later(visit: Visit) -> tuple[int, ...]:
 
 
 def orders(visit: Visit, epochs: int) -> Iterator[Tensor]:
-    """Yield the rows of ``visit.inputs`` in the order of each epoch, int64 (n,) on the data's device."""
-    for order in host_orders(visit, epochs):
-        yield order.to(visit.y.device)
-
-
-def host_orders(visit: Visit, epochs: int) -> Iterator[Tensor]:
     """Yield the rows of ``visit.inputs`` in the order of each epoch, int64 (n,) on the CPU."""
     for epoch in range(epochs):
         draw = stream(visit.seed, "shuffle", visit.round, visit.client, epoch, *later(visit))

@@ -1,4 +1,4 @@
-"""Composes Hydra overrides into one plain dictionary; command line, server and clients all use the same function."""
+"""Composes Hydra overrides into one configuration; command line, server and clients all use :func:`composed`."""
 
 from __future__ import annotations
 
@@ -14,32 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from fedcross.conf.own import translated
+from fedcross.conf.shorthand import translated
 from fedcross.core.errors import ConfigError, nearest
 from fedcross.core.overrides import join as join
+from fedcross.core.overrides import quote
 from fedcross.core.overrides import split as split
 from fedcross.core.paths import page, room
 from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders, named_folders
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
 CONF = Path(__file__).resolve().parent
 #: Packages to which a plug-in folder adds modules.
 PLUGIN_PACKAGES = ("strategies", "tasks", "tasks.models", "tasks.partition")
-#: Settings that only name folders. They are added to a composition afterwards, so that the command line, the record of
-#: the run and both of Flower's apps (which get absolute paths) share one composition.
-PLACES = ("output", "resume", "data_root")
-#: Number of compositions that are cached, because a sweep checks many jobs before it starts.
-MOST_COMPOSED = 32
-#: Cache. Key: overrides, without folders and Hydra's own settings, and the environment. Value: Hydra's object, and the
-#: overrides of Hydra's own settings.
-_composed: dict[tuple[tuple[str, ...], tuple[str, str]], tuple[DictConfig, tuple[str, ...]]] = {}
+#: Settings that only name folders. They are set after composition, so that command line, record and apps share one.
+FOLDERS = ("output", "resume", "data_root")
 
 
 class UnknownSettingError(ConfigError):
-    """An override of a setting that does not exist; `name` is what it would set."""
+    """An override of a setting that does not exist; `name` is the setting."""
 
     def __init__(self, fault: str, name: str) -> None:
         super().__init__(fault)
@@ -61,7 +55,7 @@ OmegaConf.register_new_resolver("last_name", last_name, replace=True)
 
 
 def plugin_folders() -> list[Path]:
-    """Return the existing folders named in ``FEDCROSS_PATH``."""
+    """Return the folders named in ``FEDCROSS_PATH``; a ConfigError names those that are missing."""
     folders = named_folders()
     if missing := [str(folder) for folder in folders if not folder.is_dir()]:
         raise ConfigError(f"{PLUGIN_VARIABLE}: no such folder {', '.join(missing)}. Correct or unset the variable.")
@@ -69,28 +63,25 @@ def plugin_folders() -> list[Path]:
 
 
 def _shadows(folders: Sequence[Path]) -> list[str]:
-    """Return an error for every plug-in file with the same name as one of fedcross or of another plug-in folder."""
-    if not folders:
-        return []
+    """Return a fault for every plug-in file with the name of a file of fedcross or of another plug-in folder."""
     homes = {package: room(package.split(".")[0]).joinpath(*package.split(".")[1:]) for package in PLUGIN_PACKAGES}
     places = [(home, package.replace(".", "/"), "*.py") for package, home in homes.items()]
     places += [(group, f"conf/{group.name}", "*.yaml") for group in CONF.iterdir() if group.is_dir()]
     faults = []
     for home, below, pattern in places:
-        taken = {path.name: path for path in home.glob(pattern)}
-        for folder in folders:
-            for path in sorted((folder / below).glob(pattern)):
-                if path.name == "__init__.py":
-                    continue
-                if path.name in taken:
-                    faults.append(f"{path}: {taken[path.name]} has this name already. Rename yours.")
-                taken.setdefault(path.name, path)
+        taken = {path.name: path for path in home.glob(pattern) if path.name != "__init__.py"}
+        for path in (path for folder in folders for path in sorted((folder / below).glob(pattern))):
+            if path.name in taken:
+                faults.append(f"{path}: {taken[path.name]} has this name already. Rename yours.")
+            elif path.name != "__init__.py":
+                taken[path.name] = path
     return faults
 
 
 def activate_plugins() -> list[str]:
-    """Make the user's own modules importable; return the Hydra overrides that make their YAML files visible."""
-    folders = plugin_folders()
+    """Make the user's modules importable; return the Hydra overrides that make their YAML files visible."""
+    if not (folders := plugin_folders()):
+        return []
     if faults := _shadows(folders):
         raise ConfigError(faults)
     for package in PLUGIN_PACKAGES:
@@ -101,151 +92,27 @@ def activate_plugins() -> list[str]:
 
 
 def environment() -> tuple[str, str]:
-    """Return the environment variables that a configuration depends on, beside the overrides."""
+    """Return the environment variables on which a configuration depends."""
     return os.environ.get(PLUGIN_VARIABLE, ""), os.environ.get("FEDCROSS_DATA", "")
 
 
-def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the resolved configuration for `overrides`.
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Return Hydra's composition of `overrides`, unresolved, with its node ``hydra``; every call gets a copy.
 
     Raises
     ------
     ConfigError
         For a wrong override, with the nearest valid names.
     """
-    return copy.deepcopy(_plain(tuple(overrides), environment()))
-
-
-@functools.lru_cache(maxsize=512)
-def _plain(overrides: tuple[str, ...], variables: tuple[str, str]) -> dict[str, Any]:
-    from omegaconf import DictConfig, ListConfig
-    from omegaconf.errors import OmegaConfBaseException
-
-    chosen, places = _apart([o for o in overrides if not is_hydras(o)])
-    config = _assembled(chosen, variables)
-    for name, value in places.items():
+    chosen, folders = _split_folders(translated(overrides))
+    config = copy.deepcopy(_composed(chosen, environment()))
+    for name, value in folders.items():
         config[name] = value
-    try:
-        nodes = ((str(name), config[name]) for name in config if name != "hydra")
-        return {
-            name: OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig | ListConfig) else node
-            for name, node in nodes
-        }
-    except OmegaConfBaseException as error:
-        raise ConfigError(explain(str(error))) from error
-
-
-def whole(overrides: Sequence[str]) -> DictConfig:
-    """Return Hydra's own object for a command line, with its node ``hydra``; nothing in it is resolved yet.
-
-    Later calls of :func:`compose` for the same settings use the same composition, wherever the run's folder lies.
-
-    Raises
-    ------
-    ConfigError
-        For a wrong override, with the nearest valid names.
-    """
-    hydras = tuple(o for o in overrides if is_hydras(o))
-    chosen, places = _apart([o for o in overrides if not is_hydras(o)])
-    key = (chosen, environment())
-    if key not in _composed or _composed[key][1] != hydras:
-        _remember(key, _composition((*chosen, *hydras)), hydras)
-    return _placed(_composed[key][0], places)
-
-
-def run_folder(overrides: Sequence[str]) -> Path:
-    """Return the folder of a run without ``output``: ``hydra.run.dir``."""
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        return Path(str(whole(overrides).hydra.run.dir))
-    except OmegaConfBaseException as error:
-        raise ConfigError(explain(str(error))) from error
-
-
-def is_hydras(override: str) -> bool:
-    """Return whether `override` sets one of Hydra's own settings, which a run neither records nor passes to Flower."""
-    return override.startswith(("hydra.", "hydra/", "+hydra", "++hydra", "~hydra"))
-
-
-def _apart(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Split `overrides`: return those that do not set :data:`PLACES`, and the values of PLACES that the others set."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    chosen, places = [], {}
-    for override in overrides:
-        name = override.partition("=")[0]
-        if name in PLACES:
-            with contextlib.suppress(HydraException):  # Hydra itself will report what is wrong
-                (parsed,) = OverridesParser.create().parse_overrides([override])
-                if not parsed.is_sweep_override():
-                    places[name] = parsed.value()
-                    continue
-        chosen.append(override)
-    return tuple(chosen), places
-
-
-def _placed(config: DictConfig, places: dict[str, Any]) -> DictConfig:
-    """Return a copy of `config` with the values of `places`."""
-    placed = copy.deepcopy(config)
-    for name, value in places.items():
-        placed[name] = value
-    return placed
-
-
-def _assembled(chosen: tuple[str, ...], variables: tuple[str, str]) -> DictConfig:
-    """Return the composition of `chosen`: a copy of a remembered one, with the settings that it lacks.
-
-    Hydra merges the files that the groups name, then applies the settings. The second step costs a tenth of the first,
-    so that the jobs of a sweep, which mostly differ in settings, share the first.
-    """
-    from omegaconf.errors import OmegaConfBaseException
-
-    settings = () if (chosen, variables) in _composed else _settings(chosen)
-    lines = {setting.input_line for setting in settings or ()}
-    key = (tuple(o for o in chosen if o not in lines), variables)
-    if key not in _composed:
-        _remember(key, _composition(key[0]), ())
-    config = copy.deepcopy(_composed[key][0])
-    try:
-        for setting in settings or ():
-            added = setting.is_force_add()
-            OmegaConf.update(config, setting.key_or_group, setting.value(), merge=True, force_add=added)
-    except OmegaConfBaseException:
-        return _composition(chosen)  # which tells what is wrong
     return config
 
 
-def _settings(chosen: tuple[str, ...]) -> tuple[Override, ...] | None:
-    """Return those of `chosen` that set values, None unless each of them can be applied to a composition of the rest.
-
-    That is so for ``NAME=VALUE`` and ``++NAME=VALUE``. The others choose a file of a group.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import OverrideType
-    from hydra.errors import HydraException
-
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(chosen))
-    except HydraException:
-        return None
-    roots = [CONF, *(folder / "conf" for folder in plugin_folders())]
-    settings = [one for one in parsed if not any((root / one.key_or_group).is_dir() for root in roots)]
-    simple = OverrideType.CHANGE, OverrideType.FORCE_ADD
-    if any(one.type not in simple or one.package is not None or one.is_sweep_override() for one in settings):
-        return None
-    return tuple(settings)
-
-
-def _remember(key: tuple[tuple[str, ...], tuple[str, str]], config: DictConfig, hydras: tuple[str, ...]) -> None:
-    while len(_composed) >= MOST_COMPOSED:
-        del _composed[next(iter(_composed))]
-    _composed[key] = config, hydras
-
-
-def _composition(overrides: tuple[str, ...]) -> DictConfig:
-    """Return Hydra's composition of `overrides`; apart from Hydra's own sweeps, only this function composes."""
+@functools.lru_cache(maxsize=64)
+def _composed(overrides: tuple[str, ...], variables: tuple[str, str]) -> DictConfig:  # noqa: ARG001 - part of the key
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -253,49 +120,71 @@ def _composition(overrides: tuple[str, ...]) -> DictConfig:
     from omegaconf.errors import OmegaConfBaseException
 
     searchpath = activate_plugins()
-    running = GlobalHydra.instance().hydra  # set while Hydra's own main runs this job; composing needs the place
+    running = GlobalHydra.instance().hydra  # set while Hydra's own main runs this job
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
-            return hydra_compose("config", overrides=[*searchpath, *translated(overrides)], return_hydra_config=True)
+            return hydra_compose("config", overrides=[*searchpath, *overrides], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
+        text = explain(str(error), overrides)
         if found := re.search(UNKNOWN, str(error)):
-            raise UnknownSettingError(explain(str(error), overrides), found.group(1)) from error
-        raise ConfigError(explain(str(error))) from error
+            raise UnknownSettingError(text, found.group(1)) from error
+        raise ConfigError(text) from error
     finally:
         GlobalHydra.instance().hydra = running
 
 
-def hydra_part(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return Hydra's own settings for `overrides`: its ``mode``, the sweep's ``params`` and its ``dir``.
+def compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the resolved configuration for `overrides`, without Hydra's own settings.
 
     Raises
     ------
     ConfigError
         For a wrong override, with the nearest valid names.
     """
+    config = composed([override for override in overrides if not is_hydras(override)])
+    names = [str(name) for name in config if name != "hydra"]
+    return dict(zip(names, resolved(config, *names)))
+
+
+def resolved(config: DictConfig, *names: str) -> list[Any]:
+    """Return the plain values of settings such as ``hydra.run.dir``; None for one that does not exist."""
     from omegaconf.errors import OmegaConfBaseException
 
-    config = whole(overrides)
     try:
-        params = OmegaConf.select(config, "hydra.sweeper.params")
-        return {
-            "mode": getattr(config.hydra.mode, "name", config.hydra.mode),
-            "params": OmegaConf.to_container(params, resolve=True) if params is not None else {},
-            "dir": str(config.hydra.sweep.dir),
-        }
+        found = [OmegaConf.select(config, name) for name in names]
+        return [OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for v in found]
     except OmegaConfBaseException as error:
         raise ConfigError(explain(str(error))) from error
+
+
+def is_hydras(override: str) -> bool:
+    """Return whether `override` sets one of Hydra's own settings, which a run neither records nor passes to Flower."""
+    return override.lstrip("+~").startswith(("hydra.", "hydra/", "hydra="))
+
+
+def _split_folders(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return `overrides` without those that set :data:`FOLDERS`, and the values of these."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    chosen, folders = [], {}
+    for override in overrides:
+        name = override.partition("=")[0]
+        if name in FOLDERS:
+            with contextlib.suppress(HydraException):  # Hydra reports the fault
+                (parsed,) = OverridesParser.create().parse_overrides([override])
+                if not parsed.is_sweep_override():
+                    folders[name] = parsed.value()
+                    continue
+        chosen.append(override)
+    return tuple(chosen), folders
 
 
 #: Hydra's words about an override of a setting that does not exist.
 UNKNOWN = r"Could not override '([^']+)'"
 #: Words of Hydra's parser about an override that it cannot read.
 UNREADABLE = ("mismatched input", "no viable alternative", "LexerNoViableAlt", "extraneous input", "missing EQUAL")
-UNREAD = (
-    "A setting cannot be read. Write NAME=VALUE without spaces, and quote a value with special characters: "
-    "\"output='/tmp/a[1]'\"."
-)
 
 
 def explain(message: str, overrides: Sequence[str] = ()) -> str:
@@ -303,46 +192,58 @@ def explain(message: str, overrides: Sequence[str] = ()) -> str:
     if found := re.search(r"Could not find '([\w-]+)/([^']+)'", message):
         group, name = found.groups()
         folders = [root / group for root in (CONF, *(f / "conf" for f in plugin_folders()))]
+        files = ((path, folder) for folder in folders for path in folder.rglob("*.yaml"))
         known = sorted(
             path.relative_to(folder).with_suffix("").as_posix()
-            for folder in folders
-            for path in folder.rglob("*.yaml")
+            for path, folder in files
             if not path.name.startswith("_")
         )
         return f"{group}={name}: there is no such {group}. {nearest(name, known)}"
     if (found := re.search(UNKNOWN, message)) and "In '" not in message:
-        name = found.group(1)
-        known = _known_settings()
-        if re.fullmatch(r"method\.(arguments|options)(\..+)?", name) and "method=flwr" in overrides:
-            return (
-                f"{name}: give a strategy's arguments one by one, each with a plus sign: +method.arguments.NAME=VALUE."
-            )
-        if name in known:
-            return _not_among(name, overrides)
-        return f"{name}: no such setting. {nearest(name, known)}"
+        return _unknown(found.group(1), overrides)
     if found := re.search(r"Key '([^']+)' is not in struct|In '([^']+)'", message):
-        name = found.group(1) or found.group(2)
-        return f"{name}: {' '.join(message.split())[:300]}. See fedcross --help."
+        return f"{found.group(1) or found.group(2)}: {' '.join(message.split())[:300]}. See fedcross --help."
     if found := re.search(r"Ambiguous value for argument '([^']+)'", message):
         return f"{found.group(1)}: several values are a sweep. Add -m, or use fedcross.sweep in Python."
     if any(words in message for words in UNREADABLE):
-        return f"{UNREAD} Hydra says: {' '.join(message.partition('See https')[0].split())[:160]}."
+        return _unreadable(message, overrides)
     return " ".join(message.split())[:400] + ". See fedcross --help."
 
 
-def _not_among(name: str, overrides: Sequence[str]) -> str:
-    """Return that what `overrides` choose has no setting `name`, which another choice has."""
+def _unreadable(message: str, overrides: Sequence[str]) -> str:
+    """Return which of `overrides` Hydra cannot read, and how to quote it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    for override in overrides:
+        try:
+            OverridesParser.create().parse_overrides([override])
+        except HydraException:
+            name, equals, value = override.partition("=")
+            how = f' Quote the value: "{name}={quote(value)}".' if equals else " Write NAME=VALUE."
+            return f"{override}: Hydra cannot read this setting.{how}"
+    said = " ".join(message.partition("See https")[0].split())[:160]
+    return f"A setting cannot be read. Write NAME=VALUE, and quote special characters. Hydra says: {said}."
+
+
+def _unknown(name: str, overrides: Sequence[str]) -> str:
+    """Return what to write in place of the setting `name`, which the chosen groups do not have."""
+    if re.fullmatch(r"method\.(arguments|options)(\..+)?", name) and "method=flwr" in overrides:
+        return f"{name}: give a strategy's arguments one by one, each with a plus sign: +method.arguments.NAME=VALUE."
+    known = _known_settings()
+    if name not in known:
+        return f"{name}: no such setting. {nearest(name, known)}"
     group, _, setting = name.rpartition(".")
     values = {one.lstrip("+").partition("=")[0]: one.partition("=")[2] for one in overrides}
     given = f"{name}={values[name]}" if name in values else name
     chosen = f"{group}={values[group]}" if group in values else f"the {group} that is chosen here"
     listed = page("reference/settings.md")
-    return f"{given}: {chosen} has no setting {setting}. Leave it out. {listed} lists what there is."
+    return f"{given}: {chosen} has no setting {setting}. Leave it out. {listed} lists all settings."
 
 
 def _known_settings() -> list[str]:
     """Return the dotted names of all settings and groups of the default configuration."""
-    names: list[str] = [p.name for p in CONF.iterdir() if p.is_dir() and not p.name.startswith("_")]
+    names = [path.name for path in CONF.iterdir() if path.is_dir() and not path.name.startswith("_")]
 
     def walk(node: dict[str, Any], prefix: str) -> None:
         for name, value in node.items():

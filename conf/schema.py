@@ -15,16 +15,19 @@ from fedcross.conf.cross_checks import cross_faults
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings, find, parse
 from fedcross.core.site import NAMES
-from fedcross.strategies.defence.rules import Defence
+from fedcross.strategies.filters.defence import Defence
 from fedcross.strategies.round.clock import ClockSettings, Devices
-from fedcross.strategies.round.federation import Meeting
+from fedcross.strategies.round.settings import FederationSettings
 from fedcross.strategies.wire.compression import Compression
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedcross.strategies.method import Method
+    from fedcross.strategies.objective import Objective
     from fedcross.tasks.base import Task
     from fedcross.tasks.data import FederatedData
+    from fedcross.tasks.models.width import Corners, Width
 
 #: Configuration group -> package that holds its modules.
 PACKAGES = {
@@ -32,36 +35,37 @@ PACKAGES = {
     "model": "fedcross.tasks.models",
     "partition": "fedcross.tasks.partition",
     "method": "fedcross.strategies",
+    "objective": "fedcross.strategies",
     "engine": "fedcross.engines",
 }
-
 
 #: Settings of the server only; a client's configuration does not contain them.
 SERVER_ONLY = frozenset(
     {
-        *("output", "resume", "stop_at", "logger", "log", "serve", "checkpoint", "snapshots", "engine", "defence"),
-        *("clock", "devices"),
+        *("output", "resume", "stop_at", "stop", "logger", "log", "serve", "checkpoint", "snapshots", "engine"),
+        *("defence", "clock", "devices"),
     }
 )
 
 
 class Train(Settings):
-    """The client's optimiser: SGD with momentum. Units: `lr` per step, `epochs` passes, `batch` examples.
+    """The client's optimiser. `lr` is per step, `epochs` are passes, `batch` counts examples.
 
-    The gradient of a step, including the method's correction, is scaled down to a Euclidean norm of at most `clip`.
-    With `examples` a client trains on at most this many of its examples per visit, drawn anew each round.
-    `precision` is the precision of the network's arithmetic; weights and optimiser are float32 in any case. ``tf32``
-    differs from ``float32`` only on NVIDIA's GPUs. With `deterministic` a GPU uses only algorithms whose result does
-    not change from run to run, and the first visit names what has none; a CPU uses no others.
-    With `only`, shell patterns for names of the model, nothing else is trained, sent, mixed and stored
-    (:mod:`tasks.models.part`). `base` is a safetensors file with the rest of the model, with its digest; a relative
-    path lies in ``data_root``. Without it the rest has the initial weights of the run's seed.
+    `momentum` is SGD's, `betas` and `eps` are Adam's and AdamW's; weight decay is decoupled in AdamW alone.
+    `compile` compiles the step with torch (:mod:`client.compiled`).
+    `clip` is the largest Euclidean norm of a step's gradient, including the method's correction. `examples` is the
+    largest number of a client's examples per visit, drawn anew each round. `precision` is that of the network's
+    arithmetic; weights and optimiser are float32. `only` are shell patterns for names of the model: nothing else is
+    trained, sent or stored (:mod:`tasks.models.part`); `base` is a safetensors file in ``data_root`` with the rest.
     """
 
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(gt=0)
     lr_decay: float = Field(1.0, gt=0, le=1)
     lr_min: float = Field(0.0, ge=0)
     momentum: float = Field(0.0, ge=0, lt=1)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     clip: float | None = Field(None, gt=0)
     epochs: int = Field(ge=1)
@@ -69,6 +73,7 @@ class Train(Settings):
     examples: int | None = Field(None, ge=1)
     precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     deterministic: bool = False
+    compile: Literal["auto"] | bool = "auto"
     only: tuple[str, ...] = ()
     base: str | None = None
     base_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
@@ -78,6 +83,18 @@ class Train(Settings):
     def _listed(cls, value: object) -> object:
         """Take one pattern for a list of one, and null for none."""
         return [] if value is None else [value] if isinstance(value, str) else value
+
+
+class StopSettings(Settings):
+    """When a run ends before its last round (:mod:`server.early_stopping`).
+
+    `metric` is a column of ``metrics.jsonl``; null: ``validation_accuracy`` if the task has a validation part, else
+    ``test_accuracy``. The run ends after `patience` evaluations without a new best value, or once `target` is reached.
+    """
+
+    metric: str | None = Field(None, min_length=1)
+    patience: int | None = Field(None, ge=1)
+    target: float | None = None
 
 
 class CheckpointSettings(Settings):
@@ -90,17 +107,14 @@ class CheckpointSettings(Settings):
 
 
 class LogSettings(Settings):
-    """How a run says what happens: sentences for people, or one JSON event per line (:mod:`core.events`).
-
-    `audit` is whether it writes the audit trail (:mod:`server.audit`); auto: if its clients answer over a network.
-    """
+    """Sentences or JSON events (:mod:`core.events`); `audit`: write the audit trail (auto: if clients are remote)."""
 
     format: Literal["text", "json"] = "text"
     audit: Literal["auto"] | bool = "auto"
 
 
 class ServeSettings(Settings):
-    """Whether and where the server's process serves the live page and ``/metrics`` (:mod:`server.live`)."""
+    """Whether and where the server's process serves the live page and ``/metrics``."""
 
     page: bool = False
     host: str = Field("127.0.0.1", min_length=1)
@@ -114,10 +128,9 @@ class SnapshotSettings(Settings):
 
 
 class Attack(Settings):
-    """Attack of malicious clients on their uploads, for experiments (:mod:`client.attack`).
+    """Attack of `clients` malicious clients, the same in all rounds, for experiments (:mod:`client.attack`).
 
-    `clients` is the number of malicious clients. They are the same throughout the run and attack in every round in
-    which they are drawn. `factor` is in multiples of the honest update; null is the default of the attack.
+    `factor` is in multiples of the honest update; null is the attack's default.
     """
 
     name: Literal["none", "sign_flip", "scaling", "stealth", "noise", "not_finite"] = "none"
@@ -129,8 +142,7 @@ class Privacy(Settings):
     """Differential privacy of uploads, on the client (:mod:`client.privacy`).
 
     `clip` is the largest L2 norm of an update, `noise` the standard deviation of each entry's noise in units of `clip`,
-    `delta` the probability that epsilon does not hold. `randomness` is ``system``, or ``seed`` for experiments that
-    must be repeatable: that noise hides nothing from whoever knows the run's seed.
+    `delta` the probability that epsilon does not hold. ``randomness=seed`` is for experiments that must be repeatable.
     """
 
     enabled: bool = False
@@ -141,7 +153,7 @@ class Privacy(Settings):
 
 
 class Logger(Settings):
-    """Logger that gets the scalars in addition to ``metrics.jsonl``."""
+    """Logger that gets the numbers of every round, beside ``metrics.jsonl``."""
 
     model_config = ConfigDict(extra="allow")
     name: str
@@ -153,6 +165,7 @@ class RunConfig(Settings):
     seed: int = Field(ge=0)
     rounds: int = Field(ge=1)
     stop_at: int | None = Field(None, ge=1)
+    stop: StopSettings = StopSettings()
     clients_per_round: int = Field(ge=1)
     evaluate_every: int = Field(ge=1)
     evaluate_local: bool = False
@@ -162,7 +175,7 @@ class RunConfig(Settings):
     output: str | None
     resume: str | None
     train: Train
-    federation: Meeting
+    federation: FederationSettings
     checkpoint: CheckpointSettings
     snapshots: SnapshotSettings = SnapshotSettings()
     log: LogSettings = LogSettings()
@@ -178,6 +191,7 @@ class RunConfig(Settings):
     model: SerializeAsAny[Settings]
     partition: SerializeAsAny[Settings]
     method: SerializeAsAny[Settings]
+    objective: SerializeAsAny[Settings] = Settings()
     engine: SerializeAsAny[Settings]
     names: dict[str, str]
     modules: dict[str, str]
@@ -192,10 +206,10 @@ class RunConfig(Settings):
 
         return load_parts(self.module("task"), self.task, self.module("partition"), self.partition, self.seed)
 
-    def network(self, task: Task, seed: int | None = None) -> tuple[nn.Module, str]:
+    def network(self, task: Task, seed: int | None = None, width: Width | None = None) -> tuple[nn.Module, str]:
         """Return the network that clients train, on the CPU, and the digest of its base; "" if all of it is trained.
 
-        `seed` is for other initial weights than those of the run.
+        `seed` is for other initial weights than those of the run; `width` is the full one by default.
 
         Raises
         ------
@@ -205,20 +219,45 @@ class RunConfig(Settings):
         DataError
             If the file of the base is not the one that ``train.base_sha256`` names.
         """
-        from fedcross.strategies.round.registry import method_class
+        from fedcross.strategies.round.registry import build_network
         from fedcross.tasks.models import create
         from fedcross.tasks.models.weights import has_statistics
 
         chosen = self.seed if seed is None else seed
-        model: nn.Module = create(self.modules["model"], self.model, task, chosen)
+        model: nn.Module = create(self.modules["model"], self.model, task, chosen, width)
         base = _narrowed(model, self.train, self.data_root)
-        network = method_class(self.modules["method"]).network(model, self.method, chosen)
+        network = build_network(self.new_method(), model, chosen)
         if self.privacy.enabled and has_statistics(network):
             raise ConfigError(
                 f"privacy.enabled=true: model={self.names['model']} would send statistics of its data (batch norm). "
                 "Choose a model without batch norm."
             )
         return network, base
+
+    def new_method(self) -> Method:
+        """Return the run's method."""
+        from fedcross.strategies.round.registry import method_class
+
+        return method_class(self.modules["method"])(self.method)
+
+    def new_objective(self) -> Objective:
+        """Return what clients minimise; a ConfigError if the method's server cannot serve it."""
+        from fedcross.strategies.round.registry import objective_of
+
+        method = self.new_method()
+        found = objective_of(method, self.modules["objective"], self.objective)
+        if self.train.optimizer != "sgd" and (found.assumes_sgd or method.objective().assumes_sgd):
+            raise ConfigError(
+                f"train.optimizer={self.train.optimizer}: the formulas of method={self.names['method']} assume SGD. "
+                "Set train.optimizer=sgd."
+            )
+        return found
+
+    def corners(self, task: Task) -> Corners:
+        """Return the shapes of the run's models at every width; a ConfigError as of :meth:`network`."""
+        from fedcross.tasks.models import corners
+
+        return corners(self.modules["model"], self.model, task)
 
 
 def _narrowed(model: nn.Module, train: Train, data_root: str) -> str:
@@ -314,7 +353,9 @@ def parsed(raw: dict[str, Any]) -> tuple[RunConfig | None, list[str]]:
 
 def settings_class(group: str, name: str) -> type[Settings]:
     """Return the ``Params`` of the module that implements `name` of `group`."""
-    if group == "method":
+    if group == "objective" and name == "own":
+        return Settings
+    if group in ("method", "objective"):
         from fedcross.strategies.round.registry import method_class
 
         return method_class(name).Params
@@ -324,19 +365,4 @@ def settings_class(group: str, name: str) -> type[Settings]:
     return kind
 
 
-__all__ = [
-    "Attack",
-    "CheckpointSettings",
-    "LogSettings",
-    "Logger",
-    "Meeting",
-    "Privacy",
-    "RunConfig",
-    "ServeSettings",
-    "SnapshotSettings",
-    "Train",
-    "check",
-    "load",
-    "load_for_client",
-    "load_text",
-]
+__all__ = ["Attack", "Privacy", "RunConfig", "Train", "check", "load", "load_for_client", "load_text"]

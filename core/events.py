@@ -11,11 +11,10 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from fedcross.core.causes import cause_of
 from fedcross.core.strict_json import dumps
 
 #: Event -> when it happens, and the fields that it has besides ``time`` and ``event``.
@@ -25,7 +24,7 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
         ("run", "folder", "method", "task", "engine", "seed", "rounds", "after_round", "clients_per_round"),
     ),
     "waiting_for_clients": ("too few clients are connected", ("round", "connected", "needed", "seconds")),
-    "round_started": ("clients of a round are drawn (methods that wait for rounds)", ("round", "clients")),
+    "round_started": ("clients of a round are drawn (methods that wait for rounds)", ("round", "clients", "connected")),
     "request_sent": (
         "a model goes to a client",
         ("round, exchange or visit", "slot", "client", "node", "bytes_down"),
@@ -53,7 +52,7 @@ EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "run_interrupted": ("Ctrl-C or SIGTERM ends the command", ("folder", "text")),
     "run_failed": (
         "an error ends the run; with engine=superlink or remote the ServerApp's comes before that of the command",
-        ("error", "text", "exit_code", "cause"),
+        ("error", "text", "exit_code"),
     ),
     "message": ("fedcross says something that has no event of its own", ("level", "text")),
     "flower": ("a line of Flower, Ray or another library", ("level", "text")),
@@ -106,11 +105,10 @@ def say(text: str, level: str = "INFO") -> None:
         print(text, file=sys.stderr if level != "INFO" else sys.stdout, flush=True)
 
 
-def failed(error: BaseException, given: Iterable[str] = ()) -> None:
-    """Write that `error` ends the run whose user gave `given` (:func:`core.causes.cause_of`)."""
-    known = cause_of(f"{type(error).__name__}: {error}", given)
+def failed(error: BaseException) -> None:
+    """Write that `error` ends the run."""
     facts = {"error": type(error).__name__, "text": str(error), "exit_code": getattr(error, "exit_code", 1)}
-    emit("run_failed", **facts, cause=None if known is None else known.name)
+    emit("run_failed", **facts)
 
 
 def relay(line: str) -> None:

@@ -1,115 +1,95 @@
-"""Which device a bundle is of: its folder may have been renamed, copied or mounted under another name."""
+"""The bundle of a new device: one tar file with its keys and the files that start it.
+
+::
+
+    NAME/keys/                      ca.crt NAME-node.key NAME-node.pub superexec.key
+    NAME/data/  state/  own/        its examples; what it keeps between rounds; methods, models and tasks of your own
+    NAME/docker-compose.yml  .env   to run it in a container ...
+    NAME/fedcross-NAME.service      ... or as a systemd service
+    NAME/README.md
+"""
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Sequence
+import os
+import tarfile
+import tempfile
+from importlib.resources import files
 from pathlib import Path
+from string import Template
+from typing import IO
 
-from fedcross.core.errors import StorageError, quoted
-from fedcross.core.links import resolved
-from fedcross.core.plain_files import read_plain
-from fedcross.core.private_files import check_place
-from fedcross.deploy.federation import OWN
+from fedcross.core.errors import ConfigError
+from fedcross.deploy.keys import add_device_keys, check_name
+from fedcross.engines.remote import host_and_port
 
-_NAMED = re.compile(r"(?<![\w-])--name[= ]([A-Za-z0-9-]+)")
-_ENDINGS = ("-node.key", "-node.pub")
+#: File in ``deploy/templates`` -> its name in the bundle.
+TEMPLATES = {
+    "docker-compose.yml": "docker-compose.yml",
+    "env": ".env",
+    "fedcross.service": "fedcross-{name}.service",
+    "README.md": "README.md",
+}
 
 
-def locate(bundle: Path) -> tuple[Path, str]:
-    """Return the folder of a device's keys and the device's name.
+def make(folder: Path, authority: Path, name: str, address: str, partition: int, width: float | None = None) -> Path:
+    """Make the bundle ``FOLDER/NAME`` and return the path of the device's public key in it.
 
-    The folder is ``keys`` in what :func:`deploy.device.new_client` made, and of a federation's own device `bundle`
-    itself. The name is that under which the bundle starts the device, else that of its key's files. The name of the
-    folder counts where neither tells.
-
-    Both are without links: no link of another user, but root's, is followed (:func:`core.links.resolved`).
+    Parameters
+    ----------
+    folder : Path
+        An existing folder.
+    authority : Path
+        The federation's ``ca.crt``.
+    name : str
+        Lower-case letters, digits and inner hyphens.
+    address : str
+        ``host:port`` of the gateway as the device reaches it.
+    partition : int
+        The device's number in the federation, from 0.
+    width : float, optional
+        Share of a model's channels that the device can train; None: all.
 
     Raises
     ------
-    StorageError
-        If it is neither kind of folder, whose keys are in it cannot be told, a link of another user leads there, or its
-        folder ``keys`` has another owner.
+    ConfigError
+        If the name, the address, the partition or the width is not valid.
     """
-    bundle = resolved(bundle)
-    if bundle.name == "keys" and bundle.name not in held(bundle) and (bundle.parent / "docker-compose.yml").exists():
-        raise StorageError(
-            f"{bundle}: the keys of a bundle. Name the folder that new-client made, above it: {quoted(bundle.parent)}"
-        )
-    keys = resolved(bundle / "keys")
-    _refuse_others(bundle, keys)
-    if bundle.name in held(bundle):
-        return bundle, bundle.name
-    names, started = held(keys), started_as(bundle)
-    if names:
-        return keys, _of_several(keys, names, started or (bundle.name if bundle.name in names else None))
-    if started is not None or any(bundle.glob("fedcross-*.service")) or (keys / "ca.crt").exists():
-        return keys, started or bundle.name
-    if (bundle / "ca.crt").exists() and bundle.name not in ("keys", *OWN):
-        raise StorageError(
-            f"{bundle}: no {bundle.name}-node.key and no {bundle.name}-node.pub in it. Bring them back, or see what "
-            f"fedcross deploy federation {quoted(bundle.parent)} --device {quoted(bundle.name)} says."
-        )
-    raise StorageError(
-        f"{keys}: no *-node.key in it, and no files of a bundle beside it. Name the folder that new-client made. If "
-        "new-client was cut off, remove what it has left and call it again."
-    )
+    check_name(name)
+    host_and_port(address)
+    if partition < 0:
+        raise ConfigError(f"--partition {partition}: devices are numbered from 0.")
+    if width is not None and not 0 < width <= 1:
+        raise ConfigError(f"--width {width:g}: give a number above 0, up to 1.")
+    bundle = folder / name
+    for part in ("data", "state", "own"):
+        (bundle / part).mkdir(parents=True, mode=0o700)
+    add_device_keys(authority, bundle / "keys", name, partition)
+    values = {
+        "name": name,
+        "address": address,
+        "partition": str(partition),
+        "width": "" if width is None else f" --width={width:g}",
+    }
+    for template, target in TEMPLATES.items():
+        text = (files("fedcross.deploy") / "templates" / template).read_text(encoding="utf-8")
+        path = bundle / target.format(name=name)
+        path.write_text(Template(text).substitute(values), encoding="utf-8")
+        path.chmod(0o644)
+    return bundle / "keys" / f"{name}-node.pub"
 
 
-def _refuse_others(bundle: Path, keys: Path) -> None:
-    """Raise StorageError if a bundle's folder of keys belongs to another user than the bundle, unless that is root's.
+def write_tar(folder: Path, file: IO[bytes]) -> None:
+    """Write what is in `folder` to `file` as a compressed tar archive, without owners."""
 
-    Who owns the bundle can put any folder, a link of root's among them, in the place of `keys`.
-    """
-    if not keys.exists():
-        return
-    owner, whose = keys.stat().st_uid, check_place(bundle).stat().st_uid
-    if whose in (0, owner):
-        return
-    raise StorageError(
-        f"{keys}: user {owner} owns it, and user {whose} the bundle {bundle}, who could lead what is written there to "
-        f"another device's keys. If it is this device's, give both to one user: chown -R USER {quoted(bundle)} "
-        f"{quoted(keys)}"
-    )
+    def without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return member
 
-
-def _of_several(keys: Path, names: Sequence[str], started: str | None) -> str:
-    """Return which of the devices with keys here is the bundle's: `started`, or the only one if that is not known."""
-    if started in names:
-        return str(started)
-    if started is None and len(names) == 1:
-        return names[0]
-    if started is None:
-        raise StorageError(f"{keys}: keys of {' and '.join(names)}, and a device has one. Move the others' files away.")
-    moves = [f"mv {quoted(keys / f'{names[0]}{end}')} {quoted(keys / f'{started}{end}')}" for end in _ENDINGS]
-    raise StorageError(
-        f"{keys}: keys of {' and '.join(names)}, but the bundle starts the device as {started}, which reads "
-        f"{started}-node.key. If they are this device's, give them their name: {' && '.join(moves)}\n"
-        "Else move them away."
-    )
-
-
-def held(folder: Path) -> list[str]:
-    """Return the names of the devices with a key, private or public, in `folder`."""
-    names = (file.name.removesuffix(end) for end in _ENDINGS for file in folder.glob(f"*{end}") if file.is_file())
-    return sorted(set(names))
-
-
-def started_as(bundle: Path) -> str | None:
-    """Return the one name under which a bundle's compose file and unit start the device; None if they tell no one."""
-    found: set[str] = set()
-    for file in (bundle / "docker-compose.yml", *bundle.glob("fedcross-*.service")):
-        with contextlib.suppress(OSError, StorageError):
-            lines = read_plain(file).decode(errors="replace").splitlines()
-            found |= {name for line in lines if not line.lstrip().startswith("#") for name in _NAMED.findall(line)}
-    return found.pop() if len(found) == 1 else None
-
-
-def refuse_remains(keys: Path) -> None:
-    """Raise StorageError if `keys`, which shall get a first key, has files that may be the earlier one."""
-    if remains := sorted(file.name for file in keys.glob("*-node.*")):
-        raise StorageError(
-            f"{keys / remains[0]}: perhaps the device's key. If it is, give it the name NAME-node.key (or .pub) again; "
-            "else move it away."
-        )
+    with tempfile.TemporaryFile() as whole:
+        with tarfile.open(fileobj=whole, mode="w:gz") as archive:
+            for path in sorted(folder.iterdir()):
+                archive.add(path, path.name, filter=without_owner)
+        whole.seek(0, os.SEEK_SET)
+        file.write(whole.read())

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.errors import StorageError
 from fedcross.core.replacing import replacing
-from fedcross.core.trust.keys import check_name
+from fedcross.deploy.keys import check_name
 from fedcross.tasks import digits
 from fedcross.tasks.partition import dirichlet
 
@@ -36,10 +36,7 @@ def write(root: Path, devices: Sequence[str], seed: int = 1) -> list[Path]:
         If a file cannot be written.
     """
     for device in devices:
-        if check_name(device) == SERVER:
-            raise ConfigError(
-                f"device {device}: the server's test examples are in a folder of this name. Choose another."
-            )
+        check_name(device)
     task = digits.load(digits.Params())
     settings = {"clients": len(devices), "beta": BETA}
     owners = dirichlet.split(dirichlet.Params.model_validate(settings), task, seed).train
@@ -62,7 +59,9 @@ def _scaled(x: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
 
 def _save(path: Path, **arrays: npt.NDArray[np.generic]) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            path.parent.chmod(0o755)  # another user than this one reads the data
         with replacing(path, 0o644) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
     except OSError as error:

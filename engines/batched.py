@@ -60,12 +60,11 @@ class BatchedGrid(LocalGrid):
         self._settings = settings
         self._reasons: set[str] = set()
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Carry out all queued messages among `message_ids` and return their replies, in the order of the queue.
+    def _pull(self, asked: set[str]) -> list[Message]:
+        """Carry out all queued messages among `asked` and return their replies, in the order of the queue.
 
         A caller's set of ids has another order in every process, and how sums round can depend on a client's place.
         """
-        asked = set(message_ids)
         return self._answer_all(
             [self._queue.pop(message_id) for message_id in list(self._queue) if message_id in asked]
         )

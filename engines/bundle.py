@@ -8,11 +8,14 @@ of fedcross use.
 from __future__ import annotations
 
 import shutil
+import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.paths import APP_ROOMS, import_root, room
+from fedcross.engines.flower import executable
 
 _SUFFIXES = frozenset({".py", ".yaml"})
 _PROJECT = """[project]
@@ -79,3 +82,19 @@ def _unwanted(folder: str, names: list[str]) -> set[str]:
         for name in names
         if name == "__pycache__" or (not (Path(folder) / name).is_dir() and Path(name).suffix not in _SUFFIXES)
     }
+
+
+def build(app: Path, folder: Path, environment: Mapping[str, str]) -> Path:
+    """Bundle the Flower app in folder `app` with ``flwr build``; return the new file in `folder`.
+
+    Raises
+    ------
+    FederationError
+        If Flower refuses the app.
+    """
+    command = [executable("flwr"), "build", "--app", str(app)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    found = list(folder.glob("*.fab"))
+    if done.returncode != 0 or len(found) != 1:
+        raise FederationError(f"{app}: flwr build failed.\n{done.stderr[-2000:]}{done.stdout[-2000:]}")
+    return found[0]

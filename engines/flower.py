@@ -1,13 +1,8 @@
-"""Flower's commands, environment, connection file and Control API, for the engines that start Flower's programs.
-
-The only private part of Flower used here is ``ControlHttpClient`` (node registration, run status); the
-command line does the same but takes two seconds per call. A test names the checked versions.
-"""
+"""Flower's commands, environment, connection file and Control API, for the engines that start Flower's programs."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import sys
@@ -20,28 +15,24 @@ from typing import TYPE_CHECKING
 
 from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.private_files import open_own, own_folder
-from fedcross.engines import guarded, memory, runs
-from fedcross.engines.executor import operators
-from fedcross.engines.processes import ANSI, Family
+from fedcross.engines import operator_token
+from fedcross.engines.processes import Family
 from fedcross.engines.runs import LogSink as LogSink
 
 if TYPE_CHECKING:
-    from flwr.supercore.control import ControlHttpClient
+    from fedcross.engines.flower_private import ControlHttpClient
 
 CONNECTION = "fedcross"
 LOOPBACK = "127.0.0.1"
-#: Names of the processes without which a run cannot go on.
-SUPERLINK, SUPEREXEC = "superlink", "superexec"
 #: What a federation on this machine starts.
-PROGRAMS = ("flower-superlink", "flower-superexec", "flower-supernode", "flwr-serverapp", "flwr")
+PROGRAMS = ("flower-superexec", "flower-supernode", "flwr-serverapp", "flwr")
 #: Environment variables that hold folders, or a file; Flower's processes get them as absolute paths.
-FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA", operators.VARIABLE)
+FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA", operator_token.VARIABLE)
 
 # A time limit that only a hanging program should reach: on a loaded machine, a start took up to two minutes. A process
 # that ends is noticed at once.
 _START_SECONDS = 300.0
 _POLL_SECONDS = 0.1
-_RUN_ID = re.compile(r"Successfully started run (\d+)")
 
 
 def executable(name: str) -> str:
@@ -153,48 +144,38 @@ def control_client(
     host: str = LOOPBACK,
     variables: Mapping[str, str] | None = None,
 ) -> ControlHttpClient:
-    """Return a client of the Control API of the SuperLink at `host` (default: this machine) and `port`.
+    """Return a client of the Control API of the SuperLink at `host` and `port`.
 
-    `variables` (default: this process's environment) may name the operator's token (:mod:`executor.operators`).
+    `variables` (default: this process's environment) may name the operator's token.
 
     Raises
     ------
     StorageError
         If they name a file without one.
     """
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from fedcross.engines.flower_private import ControlHttpClient
 
-    try:
-        token = operators.bringing(variables)
-    except ValueError as error:
-        raise StorageError(str(error)) from error
+    token = operator_token.read(variables)
     return ControlHttpClient.from_server_address(
         server_address=f"{host}:{port}",
         insecure=root_certificate is None,
         root_certificates=root_certificate.read_bytes() if root_certificate else None,
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="fedcross"), *token],
+        interceptors=[operator_token.Brings(token)] if token else [],
     )
 
 
 def wait_for_superlink(family: Family, port: int, seconds: float = _START_SECONDS) -> None:
-    """Wait until the SuperLink listens on `port`.
-
-    Raises
-    ------
-    FederationError
-        If a process of the family ends meanwhile, or after the time limit.
-    """
+    """Wait until the SuperLink listens on `port`; raise FederationError if it ends or takes longer."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         check_alive(family)
         try:
-            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+            socket.create_connection((LOOPBACK, port), timeout=1.0).close()
         except OSError:
             time.sleep(_POLL_SECONDS)
         else:
             return
-    raise family.failure("superlink", f"SuperLink did not listen on 127.0.0.1:{port} within {seconds:.0f} s.")
+    raise family.failure("superlink", f"SuperLink did not listen on {LOOPBACK}:{port} within {seconds:.0f} s.")
 
 
 def check_alive(family: Family) -> None:
@@ -203,75 +184,14 @@ def check_alive(family: Family) -> None:
         raise family.failure(name, f"{name} ended before the run began.")
 
 
-def submit(family: Family, app: Path, run_config: Path, client: ControlHttpClient, sink: LogSink, *more: str) -> None:
-    """Run the Flower app in folder `app`, pass on its log line by line, and return when the run has completed.
-
-    Parameters
-    ----------
-    family : Family
-        This function adds the process ``run``. Its processes ``superlink`` and ``superexec``, if it
-        has them, must not end.
-    app : Path
-        Folder with a ``pyproject.toml`` that names the Flower app.
-    run_config : Path
-        From :func:`write_run_config`.
-    client : ControlHttpClient
-        Returns log and final status of the run; ``flwr run`` exits with 0 even if the ServerApp failed.
-    sink : callable
-        Receives each line of the ServerApp's log; it is in ``run.log`` too.
-    *more : str
-        Further arguments of ``flwr run``.
-
-    Raises
-    ------
-    FederationError
-        If the run could not be started or did not complete.
-    """
-    finish(family, start(family, app, run_config, *more), client, sink)
-
-
-def start(family: Family, app: Path, run_config: Path, *more: str) -> int:
-    """Submit the Flower app in folder `app` with ``flwr run`` and return Flower's id of the run."""
-    executable("flwr")
-    command = [*guarded.command("flwr"), "run", str(app), CONNECTION, "--run-config", str(run_config), *more]
-    run = family.start("run", command)
-    while run.poll() is None:
-        _server_lives(family)
-        time.sleep(_POLL_SECONDS)
-    found = _RUN_ID.search(ANSI.sub("", family.log("run").read_text(encoding="utf-8", errors="replace")))
-    if found is None or run.returncode != 0:
-        raise family.failure("run", f"flwr run failed with exit code {run.returncode}.")
-    return int(found[1])
-
-
-def finish(family: Family, run_id: int, client: ControlHttpClient, sink: LogSink) -> None:
-    """Pass on the log of a run until it has ended; raise FederationError unless it has completed."""
-    gone, killed = {*family.ended(), "run"}, memory.kills()
-
-    def check() -> None:
-        _server_lives(family)
-        for name in set(family.ended()) - gone:
-            # A federation goes on without a client; the ServerApp counts missing replies.
-            sink(f"{name} ended (exit code {family.exit_code(name)}); the run goes on without it.")
-            gone.add(name)
-
-    with open_own(family.log("run"), "a") as log:
+@contextmanager
+def run_log(path: Path, sink: LogSink) -> Iterator[LogSink]:
+    """Yield a sink that writes each line to the file `path` and passes it on to `sink`."""
+    with open_own(path, "a") as log:
 
         def both(line: str) -> None:
             log.write(f"{line}\n")
             log.flush()
             sink(line)
 
-        ended = runs.follow(client, run_id, both, check)
-    if ended.status != "finished:completed":
-        details = f" ({ended.details})" if ended.details else ""
-        error = family.failure("run", f"The Flower run {run_id} is {ended.status}{details}.")
-        if verdict := memory.end_of(ended.details, killed):
-            raise FederationError(f"{error}\n{verdict}")  # the last line says it
-        raise error
-
-
-def _server_lives(family: Family) -> None:
-    for name, program in ((SUPERLINK, "SuperLink"), (SUPEREXEC, "SuperExec")):
-        if name in family.ended():
-            raise family.failure(name, f"{program} ended in the middle of the run.")
+        yield both

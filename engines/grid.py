@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import traceback
 import uuid
+from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
+from traceback import format_exception
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
-from fedcross.core.errors import DeviceError
+from fedcross.core.errors import DeviceError, FedcrossError
+from fedcross.engines import flower_private
 from fedcross.engines.job import Job
 
 #: Flower's code for an exception in a ClientApp.
@@ -34,11 +37,6 @@ class LocalGrid(Grid):
         Number of nodes; node ``FIRST_NODE + i`` holds partition ``i``.
     run_config : mapping
         The nodes' ``context.run_config``.
-
-    Notes
-    -----
-    ``Message`` reads its sender from Flower's private ``TaskIdentity``. Only :func:`identify` sets it; a
-    test pins the Flower version for which this holds.
     """
 
     #: Whether :meth:`pull_messages` waits until a reply exists, so that callers need not wait between two calls.
@@ -52,16 +50,16 @@ class LocalGrid(Grid):
         self._run_config = dict(run_config)
         self._states: dict[int, RecordDict] = {}
         self._queue: dict[str, Message] = {}
-        self._run: Run | None = None
+        self._run: Any = None
         #: Node id -> partition id; the grid knows it without asking the nodes.
         self.partitions = {FIRST_NODE + i: i for i in range(clients)}
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set :attr:`run`."""
         self._run = run
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         """The run given to :meth:`set_run`."""
         if self._run is None:
             raise RuntimeError("No run was set on this grid.")
@@ -87,9 +85,19 @@ class LocalGrid(Grid):
             ids.append(message_id)
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Carry out the first queued message among `message_ids` and return its reply."""
-        asked = set(message_ids)
+    def pull_messages(
+        self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
+    ) -> Iterable[Message]:
+        """Carry out the first queued message among these and return its reply.
+
+        Flower up to 1.42 calls the first argument `message_ids`; None means all messages.
+        """
+        return self._pull(self._asked(reply_to_message_ids, message_ids))
+
+    def _asked(self, first: Iterable[str] | None, second: Iterable[str] | None) -> set[str]:
+        return set(first if first is not None else second if second is not None else self._queue)
+
+    def _pull(self, asked: set[str]) -> list[Message]:
         for message_id in list(self._queue):
             if message_id in asked:
                 return [self._carry_out(self._queue.pop(message_id))]
@@ -121,26 +129,40 @@ class LocalGrid(Grid):
         )
 
 
+#: Errors of clients whose traceback has been printed: their type and the line that raised them.
+_printed: set[tuple[type, object]] = set()
+
+
 def answer(app: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
     """Return the reply of `app` to `message`; an exception becomes an error reply, as in Flower.
+
+    The first exception of its kind is logged with its traceback.
 
     Raises
     ------
     DeviceError
         If this process cannot use its GPU any more: every later message would fail too.
+    KeyboardInterrupt
+        If somebody quits a debugger.
     """
     try:
         return app(message, context)
     except DeviceError:
         raise
+    except BdbQuit:
+        raise KeyboardInterrupt from None
     except Exception as error:  # noqa: BLE001 - a client's fault, whatever it is, must not end the federation
-        log(WARNING, "client %s: %s: %s", context.node_config["partition-id"], type(error).__name__, error)
-        return Message(Error(CLIENT_APP_RAISED, f"{type(error).__name__}: {error}"), reply_to=message)
+        told = f"{type(error).__name__}: {error}"
+        place = type(error), traceback.extract_tb(error.__traceback__)[-1].line
+        whole = told if place in _printed or isinstance(error, FedcrossError) else "".join(format_exception(error))
+        _printed.add(place)
+        log(WARNING, "client %s: %s", context.node_config["partition-id"], whole.rstrip())
+        return Message(Error(CLIENT_APP_RAISED, told), reply_to=message)
 
 
 def identify() -> None:
     """Set Flower's identity of this process, which ``Message`` reads."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE, 1
+    flower_private.identify(RUN_ID, SERVER_NODE, 1)
 
 
 def serve(job: Job, grid: Grid) -> None:

@@ -26,26 +26,12 @@ def kills() -> int:
 
 
 def end_of(details: str, before: int) -> str:
-    """Return in one sentence what ended a ServerApp whose run failed with `details`; empty if that says it.
+    """Return in one sentence what ended a ServerApp whose run failed with `details`; empty if it raised an error.
 
-    `before` is what :func:`kills` returned when the run began.
-
-    A ServerApp that raises an error reports it itself. If the SuperLink just heard no more of its process, either
-    something killed the process, or the SuperLink's database was busy for so long that no sign of life got through.
-    Only the counter tells that memory ran out, and it counts processes of this command's control group alone.
+    `before` is what :func:`kills` returned when the run began. A ServerApp that raises an error reports it itself.
     """
     if killed := kills() - before:
         return f"The system killed {killed} processes of this run for lack of memory (out of memory)."
-    if "heartbeat" in details.lower():
-        return (
-            "The SuperLink took the ServerApp's process for lost: no sign of life in time (a minute, once it runs). "
-            "Either the process was killed (memory.events of its container, or dmesg, says if it was for memory), or "
-            "the SuperLink was away for too long, or too busy to hear it (its log: database is locked). "
-            "fedcross resume= goes on."
-        )
-    if "unknown error" in details.lower():  # Flower says so of a ServerApp that a signal ended
-        return (
-            "The ServerApp's process was ended by a signal, as when its SuperExec is stopped, whatever the log says of "
-            "a user. fedcross resume= goes on, as soon as a SuperExec is there."
-        )
+    if "heartbeat" in details.lower() or "unknown error" in details.lower():  # the second after a signal
+        return "The ServerApp's process ended, or its SuperLink or SuperExec was away for longer than a minute."
     return ""

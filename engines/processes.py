@@ -31,6 +31,8 @@ MARK = "FEDCROSS_FAMILY"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PROC = Path("/proc")
 _GRACE_SECONDS = 5.0
+#: A device that was killed is refused for up to a minute, until the SuperLink takes it for lost.
+MOST_RESTARTS, RESTARTS_S = 12, 300.0
 
 
 class Family:
@@ -52,6 +54,8 @@ class Family:
         self.mark = secrets.token_hex(16)
         self._environment = {**environment, MARK: self.mark}
         self._members: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, Sequence[str]] = {}
+        self._restarts: dict[str, list[float]] = {}
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -73,7 +77,7 @@ class Family:
 
     def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start `command` in its own session, so that Ctrl-C reaches only this process; log its output to a file."""
-        with open_own(self.log(name), "wb") as log:
+        with open_own(self.log(name), "ab") as log:
             try:
                 process = subprocess.Popen(
                     command,
@@ -87,8 +91,27 @@ class Family:
                 raise FederationError(
                     f"{command[0]}: cannot be started ({error.strerror}). Is Flower installed?"
                 ) from error
-        self._members[name] = process
+        self._members[name], self._commands[name] = process, command
         return process
+
+    def revive(self) -> list[str]:
+        """Start the processes that have ended again, each after a pause; return the names of those started.
+
+        Raises
+        ------
+        FederationError
+            If a process ends :data:`MOST_RESTARTS` times within :data:`RESTARTS_S` seconds.
+        """
+        now, started = time.monotonic(), []
+        for name in self.ended():
+            times = [one for one in self._restarts.get(name, []) if now - one < RESTARTS_S]
+            if len(times) >= MOST_RESTARTS:
+                raise self.failure(name, f"{name} ended {len(times)} times in {RESTARTS_S:.0f} s.")
+            if not times or now - times[-1] >= len(times):
+                self._restarts[name] = [*times, now]
+                self.start(name, self._commands[name])
+                started.append(name)
+        return started
 
     def log(self, name: str) -> Path:
         """Return the path of the log of process `name`."""
@@ -119,9 +142,9 @@ class Family:
                 # Only on systems without /proc, where marks cannot be searched.
                 _signal(-process.pid, signal.SIGKILL)
                 process.wait()
-        if self._watchdog is not None and self._watchdog.stdin is not None:
-            self._watchdog.stdin.close()
-            self._watchdog.wait()
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.communicate()
 
 
 def marked(mark: str) -> list[int]:

@@ -11,7 +11,9 @@ import contextlib
 import json
 import math
 import os
+import re
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -20,9 +22,9 @@ from pydantic import Field, model_validator
 
 from fedcross.core.events import relay
 from fedcross.core.settings import Settings
-from fedcross.engines import bundle, flower
+from fedcross.engines import bundle, flower, runs
 from fedcross.engines.job import Capabilities
-from fedcross.engines.processes import Family, terminated_by_signal
+from fedcross.engines.processes import ANSI, Family, terminated_by_signal
 
 if TYPE_CHECKING:
     from fedcross.engines.job import Job
@@ -36,6 +38,7 @@ START_SECONDS = 300
 #: Most clients that share a GPU unless the user says so, and the smallest part of a GPU that Ray knows, inverted.
 MOST = 8
 SMALLEST = 10_000
+_RUN_ID = re.compile(r"Successfully started run (\d+)")
 
 
 class Params(Settings):
@@ -126,29 +129,8 @@ def launch(
 ) -> None:
     """Run a Flower app with `clients` simulated clients on Ray, wait until it ends, and end all processes.
 
-    Parameters
-    ----------
-    root : Path or None
-        Folder that holds the packages of fedcross; None: the one from which this process imported them.
-    overrides : str
-        The run's configuration, as it travels in Flower's run config.
-    clients : int
-        Number of simulated SuperNodes.
-    work : Path
-        Folder for the logs (kept) and, while the run lasts, for Flower's own files (removed).
-    params : Params, optional
-        Resources that Ray gives to the clients.
-    app : Path, optional
-        Folder of another Flower app to run instead of fedcross.
-    extra_environment : mapping, optional
-        Environment variables of all processes, besides those of this one.
-    sink : callable
-        Receives the log of the ServerApp line by line.
-
-    Raises
-    ------
-    FederationError
-        If a program does not start or the run does not complete; the message ends with the log that shows why.
+    `root` holds the packages of fedcross (None: where this process imported them), `work` gets the logs, `sink` each
+    line of the ServerApp's log; `app` is another Flower app. Raises FederationError if the run does not complete.
     """
     params = params or Params()
     with contextlib.ExitStack() as stack:
@@ -166,9 +148,31 @@ def launch(
         family = stack.enter_context(Family(work, flower.environment(home, variables), [state, Path(short)]))
         family.start("superlink", superlink_command(port))
         flower.wait_for_superlink(family, port)
-        with contextlib.closing(flower.control_client(port)) as client:
-            resources = federation_config(clients, params)
-            flower.submit(family, app, config, client, sink, "--federation-config", resources)
+        run_id = start(family, app, config, federation_config(clients, params))
+        client = stack.enter_context(contextlib.closing(flower.control_client(port)))
+        log = stack.enter_context(flower.run_log(family.log("run"), sink))
+        ended = runs.follow(client, run_id, log, lambda: _server_lives(family))
+        if ended.status != runs.COMPLETED:
+            details = f" ({ended.details})" if ended.details else ""
+            raise family.failure("run", f"The Flower run {run_id} is {ended.status}{details}.")
+
+
+def start(family: Family, app: Path, config: Path, resources: str) -> int:
+    """Submit the Flower app in folder `app` with ``flwr run`` and return Flower's id of the run."""
+    command = [flower.executable("flwr"), "run", str(app), flower.CONNECTION, "--run-config", str(config)]
+    run = family.start("run", [*command, "--federation-config", resources])
+    while run.poll() is None:
+        _server_lives(family)
+        time.sleep(0.1)
+    found = _RUN_ID.search(ANSI.sub("", family.log("run").read_text(encoding="utf-8", errors="replace")))
+    if found is None or run.returncode != 0:
+        raise family.failure("run", f"flwr run failed with exit code {run.returncode}.")
+    return int(found[1])
+
+
+def _server_lives(family: Family) -> None:
+    if "superlink" in family.ended():
+        raise family.failure("superlink", "SuperLink ended in the middle of the run.")
 
 
 def superlink_command(port: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Runs a job on an existing federation: submits it to the SuperLink, passes on its log and waits until it ends.
 
 A deployment offers the SuperLink's Control API only on its inner network, and this engine works only from there. The
-variable ``FEDCROSS_OPERATOR_FILE`` names the file of the token that the SuperLink asks for (:mod:`executor.operators`).
+variable ``FEDCROSS_OPERATOR_FILE`` names the file of the operator's token (:mod:`engines.operator_token`).
 Every machine reads its data from its own ``FEDCROSS_DATA`` folder. The run's folder must have the same path on this
 machine and where the ServerApp runs (a shared mount).
 """
@@ -27,13 +27,12 @@ from fedcross.core.events import relay, say
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower, runs
 from fedcross.engines.job import Capabilities
-from fedcross.engines.processes import Family, terminated_by_signal
+from fedcross.engines.processes import terminated_by_signal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flwr.supercore.control import ControlHttpClient
-
+    from fedcross.engines.flower_private import ControlHttpClient
     from fedcross.engines.job import Job
 
 #: Status codes from here on are a SuperLink's own errors, which may pass.
@@ -47,14 +46,7 @@ _ADDRESS = r"^(\[[0-9A-Fa-f:]+\]|[^:\[\]/\s]+):\d{1,5}$"
 class Params(Settings):
     """Address and certificate of the SuperLink.
 
-    Attributes
-    ----------
-    address : str
-        ``host:port`` of the SuperLink.
-    authority : Path
-        Certificate of the authority that signed the SuperLink's certificate.
-    wait_s : float
-        Seconds to wait until the SuperLink answers.
+    ``authority`` signed the SuperLink's certificate; ``wait_s`` seconds are waited until it answers.
     """
 
     name: str = "remote"
@@ -78,51 +70,32 @@ def run(job: Job) -> None:
 def submit(params: Params, overrides: str, work: Path, *, app_folder: Path | None = None, watch: bool = True) -> int:
     """Submit a run of fedcross to the SuperLink that `params` name; return Flower's id of the run.
 
-    Ctrl-C and SIGTERM stop the run, not only the watching: its checkpoints stay, ``resume`` continues it. If this
-    process is killed, the run goes on; ``fedcross deploy runs`` shows it.
+    With `watch`, the run's log is passed on until it has completed, and the run continues after the death of a server
+    process. Ctrl-C and SIGTERM stop the run; ``resume`` continues it. If this process is killed, the run goes on.
 
-    Parameters
-    ----------
-    params : Params
-        Address and certificate.
-    overrides : str
-        The run's configuration, as it travels in Flower's run config.
-    work : Path
-        Folder for the logs (kept) and, while this function runs, for Flower's own files (removed).
-    app_folder : Path, optional
-        Folder that holds the packages of fedcross; default: the one from which this process imported them.
-    watch : bool
-        Whether to pass on the run's log and to wait until the run has completed.
-
-    Raises
-    ------
-    FederationError
-        If the SuperLink does not answer, or the run does not complete.
+    `work` gets the log; `app_folder` holds the packages of fedcross (default: where this process imported them).
+    Raises FederationError if the SuperLink does not answer, or the run does not complete.
     """
-    from flwr.proto.control_pb2 import ListNodesRequest
-
     host, port = host_and_port(params.address)
     authority = params.authority.resolve()
+    submitted: list[int] = []
     with contextlib.ExitStack() as stack:
         stack.enter_context(terminated_by_signal())
         wait_for(params.address, authority, params.wait_s)
         state = stack.enter_context(flower.scratch(work))
-        home = state / "flwr"
-        flower.write_connection(home, port, authority, host)
-        app = bundle.make(state / "app", app_folder)
-        config = flower.write_run_config(state / "run.toml", overrides)
-        family = stack.enter_context(Family(work, flower.environment(home), [state]))
+        fab = bundle.build(bundle.make(state / "app", app_folder), state, flower.environment(state / "flwr"))
         client = stack.enter_context(contextlib.closing(flower.control_client(port, authority, host)))
-        with refusals(params.address):
-            client.ListNodes(ListNodesRequest())  # Flower's own program would tell a refusal as a traceback
-        run_id = flower.start(family, app, config)
-        if watch:
-            try:
-                flower.finish(family, run_id, client, relay)
-            except (KeyboardInterrupt, SystemExit):
-                _stop(client, run_id)
-                raise
-        return run_id
+        log = stack.enter_context(flower.run_log(work / "run.log", relay))
+        stack.enter_context(refusals(params.address))
+        if not watch:
+            return runs.start(client, fab, overrides)
+        try:
+            runs.complete(client, fab, overrides, log, started=submitted.append)
+        except (KeyboardInterrupt, SystemExit):
+            if submitted:
+                _stop(client, submitted[-1])
+            raise
+    return submitted[-1]
 
 
 @contextlib.contextmanager

@@ -1,54 +1,48 @@
-"""Follows, lists and stops runs over the SuperLink's Control API; a SuperLink that is away for a while ends nothing.
+"""Starts, follows, lists and stops runs over the SuperLink's Control API.
 
-A run belongs to the SuperLink and its SuperExec. The process that watches it may lose its connection, for example
-because the SuperLink starts again with its database, while the run goes on: so the log is asked for again from where it
-broke off, and only the SuperLink's own word decides how the run has ended.
+A run whose ServerApp, SuperLink or SuperExec died is started again and continues in its folder (:func:`complete`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedcross.core.errors import FederationError
+from fedcross.core.overrides import join, quote, split, unquote
+from fedcross.engines import memory
+from fedcross.engines.flower_private import control_pb2
 from fedcross.engines.processes import ANSI
 
 if TYPE_CHECKING:
-    from flwr.proto.run_pb2 import Run as FlowerRun
-    from flwr.supercore.control import ControlHttpClient
+    from fedcross.engines.flower_private import ControlHttpClient
 
 LogSink = Callable[[str], None]
 
 #: How long a watcher waits for a SuperLink that does not answer, in seconds.
 PATIENCE_S = 300.0
-_POLL_S = 0.1
-_AGAIN_S = 1.0
+_POLL_S, _AGAIN_S = 0.1, 1.0
 #: The SuperLink looks for new lines every three seconds.
 _LOG_S = 8.0
 #: Most runs that :func:`listing` asks for.
 MOST = 100
+#: How often a run is started again without a finished round in between.
+MOST_DEATHS = 3
+COMPLETED = "finished:completed"
 
 
 @dataclass(frozen=True)
 class Listed:
     """A run as the SuperLink knows it.
 
-    Attributes
-    ----------
-    run_id : int
-        Flower's id.
-    status : str
-        ``pending``, ``starting``, ``running``, or ``finished:`` and ``completed``, ``stopped`` or ``failed``.
-    details : str
-        Why it failed.
-    since : str
-        When it was submitted, ISO 8601.
-    overrides : str
-        The configuration as it travels in Flower's run config; empty for a run of another app.
+    `status` is ``pending``, ``starting``, ``running``, or ``finished:`` and ``completed``, ``stopped`` or ``failed``;
+    `details` say why it failed, `since` when it was submitted (ISO 8601). `overrides` are empty for another app.
     """
 
     run_id: int
@@ -63,51 +57,98 @@ class Listed:
         return self.status.startswith("finished")
 
 
+def start(client: ControlHttpClient, fab: Path, overrides: str) -> int:
+    """Submit the app bundle `fab` with this configuration and return Flower's id of the run."""
+    request = control_pb2.StartRunRequest()
+    request.fab.content, request.fab.hash_str = (content := fab.read_bytes()), hashlib.sha256(content).hexdigest()
+    request.override_config["overrides"].string = overrides
+    answer = client.StartRun(request)
+    if not answer.HasField("run_id"):
+        raise FederationError("The SuperLink did not start the run; its log says why.")
+    return int(answer.run_id)
+
+
+def complete(
+    client: ControlHttpClient,
+    fab: Path,
+    overrides: str,
+    sink: LogSink,
+    check: Callable[[], None] = lambda: None,
+    started: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Start a run and follow it until it has completed; continue it after the death of a server process.
+
+    `started` receives the id of each Flower run. Raises FederationError if the ServerApp raises an error, somebody
+    stops the run, or it dies :data:`MOST_DEATHS` times without a finished round in between.
+    """
+    deaths, reached = 0, _checkpoints(overrides)
+    while True:
+        killed = memory.kills()
+        started(run_id := start(client, fab, overrides))
+        ended = follow(client, run_id, sink, check)
+        if ended.status == COMPLETED:
+            return
+        details = f" ({ended.details})" if ended.details else ""
+        died = memory.end_of(ended.details, killed) if ended.status == "finished:failed" else ""
+        deaths, reached = (deaths + 1 if _checkpoints(overrides) == reached else 1), _checkpoints(overrides)
+        if not died or folder_of(overrides) is None or deaths > MOST_DEATHS:
+            raise FederationError(f"The Flower run {run_id} is {ended.status}{details}. {died}".rstrip())
+        sink(f"fedcross: {died} The run is started again.")
+        overrides = continued(overrides)
+
+
+def folder_of(overrides: str) -> Path | None:
+    """Return the folder that a run writes, None for a run of another app."""
+    named = [one for one in split(overrides) if one.startswith(("output=", "resume="))]
+    return Path(unquote(named[-1].split("=", 1)[1])) if named else None
+
+
+def continued(overrides: str) -> str:
+    """Return the configuration that continues a run in its folder; the same one before the first checkpoint."""
+    if not _checkpoints(overrides):
+        return overrides
+    kept = [one for one in split(overrides) if not one.startswith("resume=")]
+    return join([*kept, f"resume={quote(str(folder_of(overrides)))}"])
+
+
+def _checkpoints(overrides: str) -> list[str]:
+    folder = folder_of(overrides)
+    return [] if folder is None else sorted(path.name for path in (folder / "checkpoints").glob("round-*.safetensors"))
+
+
 def listing(client: ControlHttpClient) -> list[Listed]:
     """Return the newest runs, the newest first."""
-    from flwr.proto.control_pb2 import ListRunsRequest
-
-    found = client.ListRuns(ListRunsRequest(limit=MOST)).run_dict.values()
+    found = client.ListRuns(control_pb2.ListRunsRequest(limit=MOST)).run_dict.values()
     return sorted(map(_listed, found), key=lambda run: run.since, reverse=True)
 
 
 def find(client: ControlHttpClient, run_id: int) -> Listed:
     """Return one run."""
-    from flwr.proto.control_pb2 import ListRunsRequest
-
-    return _listed(client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id])
+    return _listed(client.ListRuns(control_pb2.ListRunsRequest(run_id=run_id)).run_dict[run_id])
 
 
-def _listed(run: FlowerRun) -> Listed:
+def _listed(run: Any) -> Listed:
     status = ":".join(part for part in (run.status.status, run.status.sub_status) if part)
     overrides = run.override_config["overrides"].string if "overrides" in run.override_config else ""
     return Listed(run.run_id, status, run.status.details, run.pending_at, overrides)
 
 
 def stop(client: ControlHttpClient, run_id: int) -> None:
-    """Stop a run: the SuperLink refuses its ServerApp from now on, and the ServerApp's process ends.
-
-    Raises
-    ------
-    FederationError
-        If the SuperLink does not do it.
-    """
-    from flwr.proto.control_pb2 import StopRunRequest
-
-    if not client.StopRun(StopRunRequest(run_id=run_id)).success:
-        raise FederationError(f"run {run_id}: the SuperLink did not stop it. See fedcross deploy runs.")
+    """Stop a run; its ServerApp's process ends. Raise FederationError if the SuperLink does not do it."""
+    if not client.StopRun(control_pb2.StopRunRequest(run_id=run_id)).success:
+        raise FederationError(f"run {run_id}: the SuperLink did not stop it. See fedcross deploy status.")
 
 
 def so_far(client: ControlHttpClient, run_id: int) -> str:
     """Return the log of a run up to now; empty if there is none within a few seconds."""
     import httpx
-    from flwr.proto.control_pb2 import StreamLogsRequest
 
     found: queue.Queue[str] = queue.Queue()
 
     def first() -> None:
+        request = control_pb2.StreamLogsRequest(run_id=run_id)
         try:
-            found.put(next((piece.log_output for piece in client.StreamLogs(StreamLogsRequest(run_id=run_id))), ""))
+            found.put(next((piece.log_output for piece in client.StreamLogs(request)), ""))
         except (httpx.HTTPError, ValueError, RuntimeError):
             found.put("")
 
@@ -127,23 +168,8 @@ def follow(
 ) -> Listed:
     """Pass on the log of a run, line by line, until it has ended; return how it ended.
 
-    Parameters
-    ----------
-    client : ControlHttpClient
-        Used by a thread of this function until it returns.
-    run_id : int
-        Flower's id of the run.
-    sink : callable
-        Receives the lines.
-    check : callable
-        Called ten times a second; what it raises ends the watching.
-    patience_s : float
-        How long the SuperLink may be away.
-
-    Raises
-    ------
-    FederationError
-        If the SuperLink refuses, or is away for longer. The run may go on then.
+    `check` is called ten times a second; what it raises ends the watching. Raises FederationError if the SuperLink
+    refuses, or is away for `patience_s` seconds. The run may go on then.
     """
     found: queue.Queue[str | Listed | Exception] = queue.Queue()
     threading.Thread(target=_read, args=(client, run_id, found.put, patience_s), daemon=True).start()
@@ -171,12 +197,11 @@ def _read(
 ) -> None:
     """Hand over the pieces of the log as they come, then how the run ended, or what made that impossible."""
     import httpx
-    from flwr.proto.control_pb2 import StreamLogsRequest
 
     after, heard, told = 0.0, time.monotonic(), False
     while True:
         try:
-            for piece in client.StreamLogs(StreamLogsRequest(run_id=run_id, after_timestamp=after)):
+            for piece in client.StreamLogs(control_pb2.StreamLogsRequest(run_id=run_id, after_timestamp=after)):
                 after, heard, told = max(after, piece.latest_timestamp), time.monotonic(), False
                 put(piece.log_output)
             ended = find(client, run_id)
@@ -193,9 +218,6 @@ def _read(
                     said += f" To follow the run with a new call: fedcross deploy logs {run_id} --follow"
                 return put(FederationError(said))
             if not told:
-                put(
-                    f"SuperLink: the connection is lost ({error}); trying again for {patience_s:.0f} s. If it is away "
-                    "for long, the run can end; its rounds are on disk, and resume goes on.\n"
-                )
+                put(f"SuperLink: the connection is lost ({error}); trying again for {patience_s:.0f} s.\n")
                 told = True
         time.sleep(_AGAIN_S)

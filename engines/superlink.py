@@ -1,6 +1,11 @@
-"""Starts a complete federation on this machine for one run: a SuperLink with TLS and authenticated SuperNodes.
+"""Starts a federation on this machine for one run: a SuperLink with TLS, a SuperExec, authenticated SuperNodes.
 
-It uses the same programs, certificates and keys as a deployment; only the network is the loopback interface.
+The programs, certificates and keys are those of a deployment; the network is the loopback interface. For a deployment:
+
+- SuperLink: :func:`protected_superlink.command` and Flower's options, ``FEDCROSS_OPERATOR_FILE`` in its environment.
+- SuperExec: Flower's own ``flower-superexec``, started again when it ends.
+- Device: :func:`warm_device.command`, Flower's SuperNode with a ClientApp process that stays; restarted when it ends.
+- A run that lost its ServerApp, SuperLink or SuperExec is submitted again by ``engine=remote`` (:func:`runs.complete`).
 """
 
 from __future__ import annotations
@@ -9,23 +14,20 @@ import contextlib
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from fedcross.core.errors import counted
+from fedcross.core.errors import FederationError, counted
 from fedcross.core.events import relay as relay_line
+from fedcross.core.keys import KeyPair, make_authority, make_node_key, make_server
 from fedcross.core.private_files import write_private
 from fedcross.core.settings import Settings
-from fedcross.core.trust.keys import KeyPair, make_node_key
-from fedcross.core.trust.signing import make_authority, make_server
-from fedcross.engines import bundle, flower, guarded
-from fedcross.engines.executor import operators, program
+from fedcross.engines import bundle, flower, operator_token, protected_superlink, runs, warm_device
 from fedcross.engines.job import Capabilities
 from fedcross.engines.local import cores
-from fedcross.engines.processes import Family, terminated_by_signal
+from fedcross.engines.processes import Family, tail, terminated_by_signal
 
 if TYPE_CHECKING:
-    from flwr.supercore.control import ControlHttpClient
-
+    from fedcross.engines.flower_private import ControlHttpClient
     from fedcross.engines.job import Job
 
 CAPABILITIES = Capabilities()
@@ -68,111 +70,122 @@ def launch(
 ) -> None:
     """Start a federation of `clients` SuperNodes, run one Flower app on it until it ends, and end all processes.
 
-    Parameters
-    ----------
-    root : Path or None
-        Folder that holds the packages of fedcross; None: the one from which this process imported them.
-    overrides : str
-        The run's configuration, as it travels in Flower's run config.
-    clients : int
-        Number of SuperNodes; number i gets ``partition-id=i num-partitions=clients``.
-    work : Path
-        Folder for the logs (kept) and, while the run lasts, for keys, database and app bundles (removed).
-    app : Path, optional
-        Folder of another Flower app to run instead of fedcross.
-    extra_environment : mapping, optional
-        Environment variables of all processes, besides those of this one.
-    sink : callable
-        Receives the log of the ServerApp line by line.
-    relay : callable, optional
-        Gets the SuperLink's port and returns the port to which SuperNodes connect (for example, of a traffic meter).
+    A process that ends is started again, and a run that lost its server continues (:func:`runs.complete`).
 
-    Raises
-    ------
-    FederationError
-        If a program does not start or the run does not complete; the message ends with the log that shows why.
+    `root` holds the packages of fedcross (None: where this process imported them), `work` gets the logs, `sink` each
+    line of the ServerApp's log; `app` is another Flower app. Raises FederationError if the run does not complete.
+    `relay` gets the SuperLink's port and returns the one to which SuperNodes connect (that of a traffic meter, say).
     """
-    for name in flower.PROGRAMS:  # a SuperLink that lacks one which it starts itself ends with a traceback
+    for name in flower.PROGRAMS:
         flower.executable(name)
     with contextlib.ExitStack() as stack:
         stack.enter_context(terminated_by_signal())
         state = stack.enter_context(flower.scratch(work))
-        home = state / "flwr"
+        write_private(state / "superexec.key", secrets.token_bytes(32))
+        write_private(state / "operator.token", secrets.token_urlsafe(32).encode())
         authority = make_authority(state / "ca")
         server = make_server(authority, state / "server", [flower.LOOPBACK])
-        secret = state / "superexec.key"
-        write_private(secret, secrets.token_bytes(32))
-        operator = {operators.VARIABLE: str(state / "operator.token")}
-        write_private(state / "operator.token", secrets.token_urlsafe(32).encode())
-        nodes = [make_node_key(state / "nodes", f"client-{i}") for i in range(clients)]
-        port, *node_ports = flower.free_ports(1 + clients)
-        flower.write_connection(home, port, authority.public)
-        app = app or bundle.make(state / "app", root)
-        config = flower.write_run_config(state / "run.toml", overrides)
-
-        family = stack.enter_context(
-            Family(work, flower.environment(home, {**(extra_environment or {}), **operator}), [state])
+        keys = Keys(
+            state, authority.public, server, [make_node_key(state / "nodes", f"node-{i}") for i in range(clients)]
         )
-        family.start("superlink", superlink_command(port, server, authority.public, secret))
-        flower.wait_for_superlink(family, port)
-        family.start(flower.SUPEREXEC, superexec_command(port, authority.public, secret))
-        fleet_port = port if relay is None else relay(port)
-        with contextlib.closing(flower.control_client(port, authority.public, variables=operator)) as client:
-            for i, node in enumerate(nodes):
-                register(client, node)
-                command = supernode_command(fleet_port, node_ports[i], authority.public, node, i, clients, secret)
-                family.start(f"supernode-{i}", command)
-            flower.check_alive(family)
-            flower.submit(family, app, config, client, sink)
+        variables = {**(extra_environment or {}), operator_token.VARIABLE: str(state / "operator.token")}
+        environment = flower.environment(state / "flwr", variables)
+        fab = bundle.build(app or bundle.make(state / "app", root), state, environment)
+        log = stack.enter_context(flower.run_log(work / "run.log", sink))
+        for left in reversed(range(runs.MOST_DEATHS + 1)):
+            with Family(work, environment, [state]) as family:
+                try:
+                    federate(family, keys, fab, overrides, log, relay)
+                    return
+                except SuperLinkEndedError:
+                    if not left or runs.folder_of(overrides) is None:
+                        raise
+            log("fedcross: the SuperLink ended. The federation is started again.")
+            overrides = runs.continued(overrides)
 
 
-def superlink_command(port: int, server: KeyPair, authority: Path, secret: Path) -> list[str]:
-    """Return the command that starts the SuperLink; who has the `secret` may take the ServerApp's task.
+class SuperLinkEndedError(FederationError):
+    """The SuperLink has ended, and with it all that it knew."""
 
-    Its state is in memory: it serves one run and ends with it, so nobody would read a file again. Models that are on
-    their way lie there until they are fetched, each once however many devices get it.
-    """
+
+class Keys(NamedTuple):
+    """Keys and secrets of a federation, in `folder`."""
+
+    folder: Path
+    authority: Path
+    server: KeyPair
+    nodes: list[KeyPair]
+
+    @property
+    def secret(self) -> Path:
+        """The file of the SuperExec's secret."""
+        return self.folder / "superexec.key"
+
+
+def federate(
+    family: Family, keys: Keys, fab: Path, overrides: str, log: flower.LogSink, relay: Callable[[int], int] | None
+) -> None:
+    """Start all processes of a federation and complete a run on it; restart those that end, except the SuperLink."""
+    port, *node_ports = flower.free_ports(1 + len(keys.nodes))
+    family.start("superlink", superlink_command(port, keys))
+    flower.wait_for_superlink(family, port)
+    family.start("superexec", superexec_command(port, keys))
+    fleet_port = port if relay is None else relay(port)
+    operator = {operator_token.VARIABLE: str(keys.folder / "operator.token")}
+    with contextlib.closing(flower.control_client(port, keys.authority, variables=operator)) as client:
+        for i, own_port in enumerate(node_ports):
+            register(client, keys.nodes[i])
+            family.start(f"supernode-{i}", supernode_command(fleet_port, own_port, keys, i))
+        flower.check_alive(family)
+
+        def check() -> None:
+            if "superlink" in family.ended():
+                raise SuperLinkEndedError("SuperLink ended in the middle of the run.")
+            for name in family.revive():
+                log(f"{name} ended; it is started again.")
+
+        try:
+            runs.complete(client, fab, overrides, log, check)
+        except FederationError as error:
+            kind = SuperLinkEndedError if "superlink" in family.ended() else FederationError
+            raise kind(f"{error}\nEnd of {family.log('run')}:\n{tail(family.log('run'))}") from error
+
+
+def superlink_command(port: int, keys: Keys) -> list[str]:
+    """Return the command that starts the SuperLink, with its state in memory; it serves one run."""
     return [
-        *guarded.command("flower-superlink"),
-        *("--host", flower.LOOPBACK, "--port", str(port)),
-        *("--ssl-certfile", str(server.public), "--ssl-keyfile", str(server.private)),
-        *("--ssl-ca-certfile", str(authority), "--enable-supernode-auth", "--isolation", "process"),
-        *("--superexec-auth-secret-file", str(secret)),
-        *("--database", IN_MEMORY, "--disable-runtime-dependency-installation"),
+        *protected_superlink.command(),
+        *("--host", flower.LOOPBACK, "--port", str(port), "--database", IN_MEMORY),
+        *("--ssl-certfile", str(keys.server.public), "--ssl-keyfile", str(keys.server.private)),
+        *("--ssl-ca-certfile", str(keys.authority), "--enable-supernode-auth", "--isolation", "process"),
+        *("--superexec-auth-secret-file", str(keys.secret), "--disable-runtime-dependency-installation"),
     ]
 
 
-def superexec_command(port: int, authority: Path, secret: Path) -> list[str]:
-    """Return the command that starts the SuperExec, which prepares one process: there will be one run."""
+def superexec_command(port: int, keys: Keys) -> list[str]:
+    """Return the command that starts the SuperExec, which starts the ServerApp of the run."""
     return [
-        *("env", f"{guarded.READY}=once", *guarded.command("flower-superexec")),
-        *("--runtime-api-address", f"{flower.LOOPBACK}:{port}", "--root-certificates", str(authority)),
-        *("--superexec-auth-secret-file", str(secret)),
+        *(flower.executable("flower-superexec"), "--runtime-api-address", f"{flower.LOOPBACK}:{port}"),
+        *("--root-certificates", str(keys.authority), "--superexec-auth-secret-file", str(keys.secret)),
     ]
 
 
-def supernode_command(
-    superlink_port: int, own_port: int, authority: Path, key: KeyPair, partition: int, partitions: int, secret: Path
-) -> list[str]:
-    """Return the command that starts the SuperNode of one partition, with the executor that does its work."""
+def supernode_command(superlink_port: int, own_port: int, keys: Keys, partition: int) -> list[str]:
+    """Return the command that starts the SuperNode of one partition, with the process that answers its messages."""
     return [
-        *(*program.command("supervisor"), "--port", str(own_port), "--secret", str(secret), "--"),
-        flower.executable("flower-supernode"),
-        *("--superlink", f"{flower.LOOPBACK}:{superlink_port}", "--root-certificates", str(authority)),
-        *("--auth-supernode-private-key", str(key.private)),
-        *("--host", flower.LOOPBACK, "--port", str(own_port)),
-        *("--isolation", "process", "--superexec-auth-secret-file", str(secret)),
-        *("--node-config", f"partition-id={partition} num-partitions={partitions}"),
+        *warm_device.command(own_port),
+        *("--superlink", f"{flower.LOOPBACK}:{superlink_port}", "--root-certificates", str(keys.authority)),
+        *("--auth-supernode-private-key", str(keys.nodes[partition].private)),
+        *("--node-config", f"partition-id={partition} num-partitions={len(keys.nodes)}"),
     ]
 
 
 def register(client: ControlHttpClient, node: KeyPair) -> int:
-    """Register a SuperNode's public key at the SuperLink and return the node's id.
+    """Register a SuperNode's public key at the SuperLink and return the node's id."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
-    Does the same as ``flwr supernode register`` without its two seconds of start-up per node.
-    """
-    from flwr.cli.supernode.register import try_load_public_key
-    from flwr.proto.control_pb2 import RegisterNodeRequest
+    from fedcross.engines.flower_private import control_pb2
 
-    key = try_load_public_key(node.public)
-    return int(client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id)
+    key = load_ssh_public_key(node.public.read_bytes())
+    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return int(client.RegisterNode(control_pb2.RegisterNodeRequest(public_key=pem)).node_id)

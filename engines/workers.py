@@ -44,24 +44,8 @@ class WorkersGrid(LocalGrid):
     Each free worker gets the next message; clients with the most examples come first, so that no worker finishes a
     round late with one large client. The result does not depend on which worker trains a client.
 
-    Parameters
-    ----------
-    client_app : ClientApp
-        Called once per message, in a worker.
-    clients : int
-        Number of nodes.
-    run_config : mapping
-        The nodes' ``context.run_config``.
-    workers : int
-        Number of processes.
-    sizes : sequence of int
-        Work of each partition in any unit, for the order of messages; empty if not known.
-    fork : bool
-        Whether workers are forked (and share the loaded data) or started as new processes.
-    devices : sequence of str
-        Devices that workers started as new processes take in turn; empty: the run's ``device`` for all.
-    app_path : str
-        The ClientApp as ``module:attribute``, for workers that are started as new processes.
+    `sizes` is the work of each partition in any unit. Workers that are not forked import the ClientApp from `app_path`
+    (``module:attribute``) and take `devices` in turn; without any they take the run's ``device``.
     """
 
     def __init__(
@@ -99,7 +83,7 @@ class WorkersGrid(LocalGrid):
         self._hand_out()
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def _pull(self, asked: set[str]) -> list[Message]:
         """Return the replies that have arrived and are not forgotten; wait a short time for the first one."""
         busy = {worker.pipe: worker for worker in self._pool if worker.message is not None}
         done = [busy[pipe] for pipe in wait(list(busy), _PULL_SECONDS) if isinstance(pipe, Connection)]

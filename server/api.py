@@ -12,85 +12,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedcross.core.errors import ConfigError, StorageError, counted
 
 if TYPE_CHECKING:
+    import pandas as pd
     from torch import nn
-
-
-class Metrics(Mapping[str, NDArray[Any]]):
-    """The metrics of a run as a table: one row per round, columns named as in ``metrics.jsonl``.
-
-    It maps column names to arrays, so ``pandas.DataFrame(run.metrics)`` works. Numbers are float64, with NaN where a
-    round has no value (for example, no evaluation). Columns of other values are arrays of objects.
-
-    Parameters
-    ----------
-    rows : list of dict
-        The lines of ``metrics.jsonl``, oldest first.
-    """
-
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self.rows = rows
-        names = dict.fromkeys(name for row in rows for name in row)
-        self._columns = {name: _column([row.get(name) for row in rows]) for name in names}
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        try:
-            return self._columns[name]
-        except KeyError:
-            raise KeyError(f"{name}: this run has {', '.join(self._columns)}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
-
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    def __repr__(self) -> str:
-        shown = self._shown()
-        widths = [max(len(line[i]) for line in shown) for i in range(len(shown[0]))] if shown else []
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths)) for line in shown]
-        return "\n".join([*lines, f"{counted(len(self.rows), 'round')}, {len(self)} columns: {', '.join(self)}"])
-
-    def _repr_html_(self) -> str:
-        head, *body = self._shown() or [[]]
-        rows = ["".join(f"<td>{escape(cell)}</td>" for cell in line) for line in body]
-        heads = "".join(f"<th>{escape(name)}</th>" for name in head)
-        table = "".join(f"<tr>{row}</tr>" for row in rows)
-        return f"<table><tr>{heads}</tr>{table}</table><p>{counted(len(self.rows), 'round')}, {len(self)} columns</p>"
-
-    def _shown(self, most: int = 10) -> list[list[str]]:
-        """Return the header and the last rows of the most important columns."""
-        first = ("round", "test_accuracy", "test_loss", "train_loss", "clients", "dropped", "seconds")
-        names = [name for name in first if name in self._columns]
-        rows = self.rows[-most:]
-        return [names, *([_cell(row.get(name)) for name in names] for row in rows)] if names else []
-
-
-def _column(values: list[Any]) -> NDArray[Any]:
-    if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
-        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)
@@ -109,11 +41,13 @@ class Run:
     data_root: str | None = None
 
     @cached_property
-    def metrics(self) -> Metrics:
-        """The metrics of all rounds on disk, as a table."""
+    def metrics(self) -> pd.DataFrame:
+        """The metrics: a row for each round on disk, columns as in ``metrics.jsonl``, NaN where there is no value."""
+        import pandas as pd
+
         try:
             lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            return Metrics([json.loads(line) for line in lines])
+            return pd.DataFrame([json.loads(line) for line in lines])
         except (OSError, ValueError) as error:
             raise StorageError(
                 f"{self.folder}: no readable metrics.jsonl ({error}). Name the folder of a run."
@@ -137,7 +71,7 @@ class Run:
     @cached_property
     def model(self) -> nn.Module:
         """The global model with its final weights, an ``nn.Module`` on the CPU in evaluation mode."""
-        from fedcross.server.commands.export import network
+        from fedcross.server.export import network
 
         return network(self.folder, self.data_root)
 
@@ -151,7 +85,7 @@ class Run:
         StorageError
             If the run has no models of this width; the message lists those that it has.
         """
-        from fedcross.server.commands.export import network
+        from fedcross.server.export import network
 
         return network(self.folder, self.data_root, width)
 
@@ -192,7 +126,7 @@ def run(*overrides: str) -> Run:
     Prints the progress. On an interrupt (Ctrl-C, a notebook's stop button), ends the worker processes and then raises
     ``KeyboardInterrupt``; the finished rounds stay on disk.
     """
-    from fedcross.server.check import read_plan
+    from fedcross.server.command_line import read_plan
     from fedcross.server.jobs import single
 
     plan = read_plan(_texts(overrides))
@@ -201,7 +135,24 @@ def run(*overrides: str) -> Run:
     return _opened(single(plan.overrides), overrides)
 
 
-def sweep(*overrides: str) -> list[Run]:
+class Sweep(list[Run]):
+    """The runs of a sweep, in its order."""
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One tidy frame: a row for each round of each run, with the settings in which the runs differ as columns."""
+        import pandas as pd
+
+        from fedcross.conf.compose import compose
+        from fedcross.server.run_folder import saved_overrides
+
+        settings = pd.json_normalize([compose(saved_overrides(run.folder)) for run in self])
+        differing = settings.loc[:, settings.astype(str).nunique() > 1].drop(columns="output", errors="ignore")
+        parts = [run.metrics.assign(**{str(k): v for k, v in differing.iloc[i].items()}) for i, run in enumerate(self)]
+        return pd.concat(parts, ignore_index=True)
+
+
+def sweep(*overrides: str) -> Sweep:
     """Run every combination of the given settings, one after another, and return the runs in that order.
 
     Parameters
@@ -215,14 +166,16 @@ def sweep(*overrides: str) -> list[Run]:
     ConfigError
         If a combination has errors. The message lists the errors of all combinations; no run has started yet.
     """
-    from fedcross.server.check import checked_plan
+    from fedcross.server.command_line import checked_plan
     from fedcross.server.jobs import job_name, sweep_job
 
     plan = checked_plan(["-m", *_texts(overrides)])
+    if plan.search:
+        raise ConfigError("fedcross.sweep: a search runs on the command line: fedcross -m hydra/sweeper=optuna ...")
     named = any(o.startswith("hydra.sweep.dir=") for o in overrides)
     # Hydra remembers the time of its first composition, so it would name one folder for all sweeps of a process.
     root = plan.folder if named and plan.folder else _unused(Path(time.strftime("multirun/%Y-%m-%d/%H-%M-%S")))
-    found = []
+    found = Sweep()
     for job in plan.jobs:
         folder = (root / job_name(job)).resolve()
         sweep_job(job, folder)

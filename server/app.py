@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedcross.core.causes import PAGE, cause_of
-from fedcross.core.errors import FedcrossError, FederationError, counted
+from fedcross.core.errors import FedcrossError, FederationError
 from fedcross.core.events import failed, log_format, say, structured
-from fedcross.core.overrides import shown, split
 from fedcross.core.run_config import overrides_of
 
 #: The program in which Flower runs a ServerApp on its own.
@@ -28,7 +25,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the configuration that the run config describes (:mod:`core.run_config`)."""
     from fedcross.conf.schema import load_text
-    from fedcross.server.progress import pick
+    from fedcross.server.announce import ending
+    from fedcross.server.observers.progress import pick
     from fedcross.server.run_folder import folder_of, written
     from fedcross.server.session import Session
     from fedcross.strategies.round.nodes import simulated
@@ -37,7 +35,7 @@ def main(grid: Grid, context: Context) -> None:
     overrides = overrides_of(context.run_config, nodes)
     if apart := Path(sys.argv[0]).name == PROGRAM:
         logging.getLogger("flwr").addFilter(plain)
-    config, given = load_text(overrides), split(overrides)
+    config = load_text(overrides)
     with log_format(config.log.format):
         try:
             with written(folder := folder_of(config)):
@@ -48,50 +46,30 @@ def main(grid: Grid, context: Context) -> None:
         except MemoryError as error:
             raise FederationError(f"The ServerApp is out of memory ({error}). Lower clients_per_round.") from error
         except FedcrossError as error:
-            if apart:  # else the command tells it
-                failed(error, given)
-                if not structured() and (cause := cause_of(str(error), given)) is not None:
-                    say(f"{error}\nCause: {cause.name} ({PAGE})")  # at once, to who reads along; the command ends later
+            if apart:  # otherwise the command reports it
+                failed(error)
             raise
-        if not structured() and _ends["told"]:
+        if not structured() and _quiet["depth"] == 0:
             say(ending(result, folder, session.done, config.stop_at))
 
 
-#: Whether the end of a run is told in this process.
-_ends = {"told": True}
+_quiet = {"depth": 0}
 
 
 @contextmanager
 def untold() -> Iterator[None]:
-    """Do not say how a run ended that this process runs inside the block: nobody can go on with it."""
-    before = _ends["told"]
-    _ends["told"] = False
+    """Do not print how a run ended that this process runs inside the block: it is a trial."""
+    _quiet["depth"] += 1
     try:
         yield
     finally:
-        _ends["told"] = before
+        _quiet["depth"] -= 1
 
 
 def plain(record: logging.LogRecord) -> bool:
-    """Let Flower log an error of fedcross as its words, without the traceback that it shows of any."""
+    """Let Flower log an error of fedcross without a traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, FedcrossError):
         said = f"{record.getMessage()}: {type(error).__name__}: {error}"
         record.msg, record.args, record.exc_info = said, (), None
     return True
-
-
-def ending(result: Mapping[str, Any], folder: Path, begun: int = 0, stop_at: int | None = None) -> str:
-    """Return the last line of a run that had `begun` rounds when it went on; its first lines have named the folder."""
-    if not result:
-        further = f"To go on: fedcross resume={shown(folder)} stop_at=null"
-        if stop_at is not None and begun > stop_at:
-            return f"Nothing was trained: the run has {counted(begun, 'round')}, more than stop_at={stop_at}. {further}"
-        return f"Stopped at the round of stop_at. {further}"
-    accuracy = result.get("final_accuracy")
-    told = "" if accuracy is None else f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
-    lost = result.get("rounds_missing")
-    missing = (
-        f". Of {counted(lost, 'round')} the line in metrics.jsonl is missing: sums and means lack it" if lost else ""
-    )
-    return f"Finished: {counted(result['rounds'], 'round')}{told}{missing}"

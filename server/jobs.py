@@ -1,32 +1,25 @@
-"""Runs one job of a sweep: skips a finished job, continues an interrupted one, never overwrites another configuration.
+"""Runs one job of a sweep: skips a finished one, continues an interrupted one, never overwrites another configuration.
 
-The name of a job's folder follows from its settings. So the same command with the same ``hydra.sweep.dir`` continues
-a sweep, however it was stopped, and two such commands at the same time share the work. The processes of Hydra's
-parallel launchers import this module by name.
+A job's folder is named by its settings, so the same command with the same ``hydra.sweep.dir`` continues a sweep, and
+two such commands share the work. Hydra's parallel launchers import this module by name.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
-from fedcross.core.errors import ConfigError, StorageError, counted
+from fedcross.core.errors import ConfigError, counted
 from fedcross.core.events import become_json, say, structured
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
-
-Standing = Literal["new", "cut off", "done"]
-#: What helps a sweep whose folder holds a run on other data.
-ANOTHER = "Choose another hydra.sweep.dir, or say where the same data lie with data_root= or task.root=."
-#: Digests of the data that finished jobs of this process are compared with, by the task's settings.
-_digests: dict[str, dict[str, str]] = {}
-#: Folders of jobs that have failed in this process's sweep: others with the same settings would fail as well.
-failed: set[Path] = set()
 
 
 def folder_name(*, _root_: Any) -> str:
@@ -42,208 +35,128 @@ def job_name(overrides: Sequence[str]) -> str:
     from fedcross.server.identity import fingerprint
 
     config = load(overrides)
-    method, task = config.names["method"], config.names["task"]
-    return f"{method}-{task}-seed{config.seed}-{fingerprint(config)}"
+    return f"{config.names['method']}-{config.names['task']}-seed{config.seed}-{fingerprint(config)}"
 
 
 OmegaConf.register_new_resolver("fedcross_job", folder_name, replace=True)
 
 
 def single(overrides: Sequence[str]) -> Path:
-    """Say what `overrides` run, check it, and run it; Hydra's own ``main`` would compose it twice more."""
-    from fedcross.conf.compose import is_hydras, whole
-    from fedcross.server.check import check_job
+    """Print what `overrides` run, check it and run it, without Hydra's ``main``."""
+    from fedcross.conf.compose import composed, is_hydras
+    from fedcross.server.announce import announce
+    from fedcross.server.command_line import check_job
     from fedcross.server.launch import launch
-    from fedcross.server.opening import announce
 
-    try:
-        folder, chosen = place(overrides)
-    except ConfigError:
-        check_job(overrides)  # tells this fault and all others
-        raise
-    if whole(overrides).log.format == "json":  # also where not the command line says so, but the run that goes on
-        become_json()
-    announce(overrides)
+    with suppress(ConfigError):  # check_job names the faults
+        if composed(overrides).log.format == "json":  # also where the resumed run says so
+            become_json()
     check_job(overrides)
+    announce(overrides)
+    folder, chosen = folder_for(overrides)
     return launch([o for o in overrides if not is_hydras(o)], folder, numbered=not chosen, tell=True)
 
 
-def place(overrides: Sequence[str]) -> tuple[Path, bool]:
+def folder_for(overrides: Sequence[str]) -> tuple[Path, bool]:
     """Return the folder of a run, and whether the user has chosen it."""
-    from fedcross.conf.compose import run_folder, whole
-    from fedcross.server.run_folder import free
+    from fedcross.conf.compose import composed, resolved
+    from fedcross.server.run_folder import unused
 
-    config = whole(overrides)
-    if chosen := config.get("resume") or config.get("output"):
+    resume, output, default = resolved(composed(overrides), "resume", "output", "hydra.run.dir")
+    if chosen := resume or output:
         return Path(str(chosen)).resolve(), True
-    folder = run_folder(overrides)
-    if any(o.startswith("hydra.run.dir=") for o in overrides):
-        return folder.resolve(), True
-    return free(folder.resolve()), False
+    named = any(o.startswith("hydra.run.dir=") for o in overrides)
+    folder = Path(str(default)).resolve()
+    return (folder, True) if named else (unused(folder), False)
 
 
-def job(_: Any) -> None:
-    """Run one job for Hydra."""
+def job(_: Any) -> float | None:
+    """Run one job for Hydra; return its validation accuracy, or else its test accuracy, for a search."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     from fedcross.server.launch import launch
 
     state = HydraConfig.get()
-    overrides = [str(o) for o in state.overrides.task]
-    output = Path(state.runtime.output_dir)
+    overrides, output = [str(o) for o in state.overrides.task], Path(state.runtime.output_dir)
     if state.mode == RunMode.MULTIRUN:
-        if output in failed:
-            tell(f"Same settings as a job that failed above, not run again: {output}")
-            return
-        failed.add(output)
         sweep_job(overrides, output)
-        failed.discard(output)
     else:
         launch(overrides, output)
+    found = result_in(output)
+    score = found.get("validation_accuracy", found.get("final_accuracy"))
+    return None if score is None else float(score)
 
 
-def sweep_job(overrides: list[str], folder: Path) -> None:
-    """Run the rounds of `overrides` that `folder` does not hold yet.
-
-    Raises
-    ------
-    ConfigError
-        If `folder` holds another configuration, or the same one on other data.
-    """
+def sweep_job(overrides: Sequence[str], folder: Path) -> None:
+    """Run the rounds of `overrides` that `folder` lacks; a ConfigError if it holds another configuration."""
     from fedcross.conf.schema import load
-    from fedcross.server.launch import SERVER_ENDS_S, launch, quote
-    from fedcross.server.opening import announce
+    from fedcross.core.overrides import quote
+    from fedcross.server.announce import announce
+    from fedcross.server.launch import SERVER_ENDS_S, launch
     from fedcross.server.run_folder import FolderInUseError, claimed, written
     from fedcross.server.sweep import applicable
 
     overrides = applicable(overrides)
-    config = load(overrides)
     try:
         with claimed(folder):
-            found, rounds = standing(folder, config)
-            if found == "done":
-                _check_data(folder, config)
+            rounds, finished = progress(folder, load(overrides))
+            if finished:
                 tell(f"Already finished, {counted(rounds, 'round')}: {folder}")
                 return
-            if found == "cut off":
+            if rounds:
                 tell(f"Continued after round {rounds}: {folder}")
                 overrides = [*overrides, f"resume={quote(str(folder))}"]
-            elif found == "new":
-                with written(folder, wait_s=SERVER_ENDS_S):  # a server may be on whose command was killed
-                    _clear(folder)
+            else:
+                with written(folder, wait_s=SERVER_ENDS_S):  # a server may still write whose command was killed
+                    for name in ("metrics.jsonl", "audit.jsonl", "visits.jsonl", "requests.jsonl"):
+                        (folder / name).unlink(missing_ok=True)
             announce(overrides)
             launch(overrides, folder, claim=False, tell=True)
     except FolderInUseError:
         tell(f"Already running in another process: {folder}")
 
 
-def tell(text: str) -> None:
-    """Say what becomes of a job, beside what the runs say: on stderr, or as an event."""
-    if structured():
-        say(text)
-    else:
-        print(text, file=sys.stderr)
-
-
-def _clear(folder: Path) -> None:
-    """Remove the files of a job that was interrupted before its first checkpoint, so that the job can start again."""
-    import shutil
-
-    from fedcross.server.audit import NAME as AUDIT
-    from fedcross.server.checkpoint import Checkpoints
-    from fedcross.server.request_log import NAME as REQUESTS
-    from fedcross.server.visit_ledger import NAME as VISITS
-
-    for name in ("metrics.jsonl", AUDIT, VISITS, REQUESTS):
-        (folder / name).unlink(missing_ok=True)
-    if not Checkpoints(folder).rounds():  # what a first checkpoint left that could not be written
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-
-
-def standing(folder: Path, config: RunConfig) -> tuple[Standing, int]:
-    """Return how far `config` has come in `folder`, and its last round there.
-
-    A run is finished if it has ``rounds`` rounds or more. A larger ``rounds`` continues it.
+def progress(folder: Path, config: RunConfig) -> tuple[int, bool]:
+    """Return after which round `config` can go on in `folder`, and whether it has finished there.
 
     Raises
     ------
     ConfigError
         If another configuration lies in `folder`, or a run that was continued with other settings.
     """
-    import json
-
-    from fedcross.server.checkpoint import Checkpoints
-    from fedcross.server.identity import changes, check_continues
-
-    checkpoints = Checkpoints(folder)
-    result = folder / "result.json"
-    identity = checkpoints.identity()
-    before = identity["config"] if identity else _recorded(folder) if result.exists() else None
-    if before is None:
-        return "new", 0
-    try:
-        check_continues({"config": before}, config)
-    except ConfigError as error:
-        advice = f"{folder}: another configuration is here. Choose another hydra.sweep.dir, or move the folder."
-        raise ConfigError([advice, *error.faults]) from error
-    if felt := changes(identity or {"config": before}, config, 0):
-        names = ", ".join(sorted({str(one["setting"]) for one in felt}))
-        raise ConfigError(
-            f"{folder}: the run here was continued with other settings than this job's ({names}). Choose another "
-            "hydra.sweep.dir, or move the folder."
-        )
-    try:
-        rounds = int(json.loads(result.read_text())["rounds"])
-    except (OSError, ValueError, KeyError, TypeError):
-        rounds = 0
-    if rounds >= config.rounds:
-        return "done", rounds
-    on_disk = checkpoints.rounds()
-    return ("cut off", on_disk[-1]) if on_disk else ("new", 0)
-
-
-def _check_data(folder: Path, config: RunConfig) -> None:
-    """Raise a ConfigError if the finished run in `folder` has learned from other data than those of `config`.
-
-    What one of both does not have is not compared: a run of an older version has no digests, the data of a finished run
-    may be gone, and where each machine has a folder of its own the server's may lie elsewhere.
-    """
-    import json
-
-    from fedcross.core.errors import DataError
-    from fedcross.engines.job import engine_of
-    from fedcross.server.identity import assigned, check_data
-    from fedcross.tasks.data import digests
-
-    try:
-        before = json.loads((folder / "result.json").read_text(encoding="utf-8")).get("data")
-    except (OSError, ValueError, AttributeError):
-        before = None
-    if not before or engine_of(config.module("engine")).CAPABILITIES.own_folders:
-        return
-    task = f"{config.modules['task']} {config.task.model_dump_json()}"
-    try:
-        if task not in _digests:
-            _digests[task] = digests(config.module("task").load(config.task))
-    except (DataError, OSError):
-        return
-    try:
-        check_data(before, _digests[task] | assigned(config), ANOTHER)
-    except ConfigError as error:
-        raise ConfigError([f"{folder}: a run of this configuration on other data is here.", *error.faults]) from error
-
-
-def _recorded(folder: Path) -> dict[str, Any]:
-    """Return the settings of a finished run without checkpoints, from its record."""
     from fedcross.conf.schema import load
-    from fedcross.server.identity import describe
+    from fedcross.server.checkpoint import Checkpoints
+    from fedcross.server.identity import describe, differing, without_paths
     from fedcross.server.run_folder import saved_overrides
 
+    checkpoints, result = Checkpoints(folder), result_in(folder)
+    identity = checkpoints.identity()
+    if identity is None and result:  # without checkpoints, the record says it
+        identity = {"config": without_paths(describe(load(saved_overrides(folder))))}
+    if identity is None:
+        return 0, False
+    if differs := differing(identity, config):
+        facts = ", ".join(f"{name} {old!r}, now {new!r}" for name, (old, new) in differs.items())
+        raise ConfigError(f"{folder}: another configuration is here ({facts}). Choose another hydra.sweep.dir.")
+    rounds = int(result.get("rounds", 0))
+    if rounds >= config.rounds or result.get("stopped"):
+        return rounds, True
+    return max(checkpoints.rounds(), default=0), False
+
+
+def result_in(folder: Path) -> dict[str, Any]:
+    """Return the content of ``result.json``; empty if there is none."""
     try:
-        return describe(load(saved_overrides(folder)))
-    except (StorageError, ConfigError) as error:
-        raise ConfigError(
-            f"{folder}: a result is here, but not its configuration ({error}). "
-            "Choose another hydra.sweep.dir, or move the folder."
-        ) from error
+        found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        return found
+    except (OSError, ValueError):
+        return {}
+
+
+def tell(text: str) -> None:
+    """Print what becomes of a job: on stderr, or as an event."""
+    if structured():
+        say(text)
+    else:
+        print(text, file=sys.stderr)

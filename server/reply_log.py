@@ -1,13 +1,11 @@
-"""The write-ahead log of accepted replies: if the server crashes, no accepted work of a client is lost.
+"""The write-ahead log of accepted replies: after a crash of the server no accepted work of a client is lost.
 
-``checkpoints/accepted.log`` holds all replies accepted since the last checkpoint. A reply counts as accepted when its
-record is on disk (append, fdatasync). After a crash, the server repeats the rounds since that checkpoint: it selects
-the same clients, takes the accepted replies from the log and sends new requests for the rest. Where models have several
-widths, the log also has what width each device had told when the round was drawn, so that each client gets the slot and
-the model that it had. Each checkpoint empties the log.
+``checkpoints/accepted.log`` holds all replies accepted since the last checkpoint, and from which clients each
+round was drawn. A reply is accepted once its record is on disk (append, fdatasync). After a crash the server repeats
+these rounds with the same clients, takes their replies from the log and requests the rest. Each checkpoint empties it.
 
 A record is ``magic, length, CRC-32, bytes``; the bytes are a safetensors file whose header describes the record. The
-log ends before the first incomplete or damaged record; the rest is dropped with a warning.
+log ends before the first incomplete or damaged record.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from logging import INFO, WARNING
 from pathlib import Path
@@ -28,22 +27,23 @@ from flwr.common.logger import log
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from fedcross.core.errors import StorageError, remedy
 from fedcross.core.private_files import open_own, own_folder
+from fedcross.core.replacing import sync_folder
 from fedcross.core.strict_json import dumps_exact, loads_exact
-from fedcross.server.accounting import sync_folder
-from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.wire.protocol import EXTRA, Round, Trace, Upload
+from fedcross.server.run_folder import writing
+from fedcross.strategies.method import Round, Trace, Upload
+from fedcross.strategies.pool.pool import Arrays
+from fedcross.strategies.wire.protocol import EXTRA
 
+#: Names the node whose reply is being pulled, while it is.
+PULLING = "pulling"
 MAGIC = b"FCL2"
 _HEAD = struct.Struct("<4sQI")
 _MODEL = "model."
-#: (round, exchange)
-_Place = tuple[int, int]
 
 
 class WriteAheadLog:
-    """The log of one run.
+    """The log of one run, a :class:`strategies.round.federation.ReplyLog`.
 
     Parameters
     ----------
@@ -57,42 +57,30 @@ class WriteAheadLog:
 
     def __init__(self, folder: Path, run: str, after: int) -> None:
         self.path = folder / "checkpoints" / "accepted.log"
-        self.run = run
+        self.run, self._after = run, after
         self._available: dict[int, list[int]] = {}
         self._widths: dict[int, dict[int, float]] = {}
-        self._accepted: dict[_Place, list[Upload]] = {}
-        self._over: set[_Place] = set()
+        self._accepted: dict[tuple[int, int], list[Upload]] = {}  # (round, exchange) -> uploads
+        self._over: set[tuple[int, int]] = set()
         self._order: list[tuple[int, int, float | None]] = []
-        self._after = after
         self._file: BinaryIO | None = None  # opened when the first record is written
-        with _DiskErrors(self.path):
-            self._good = self._read(after) if self.path.is_file() and not self.path.is_symlink() else 0
-
-    # ---- strategies.round.federation.ReplyLog -------------------------------------------------------------------
+        with self._writing():
+            self._good = self._read() if self.path.is_file() else 0
 
     def available(self, number: int) -> list[int] | None:
         """Return the partitions from which round `number` drew its clients; None if the round had not begun."""
         return self._available.get(number)
 
     def widths(self, number: int) -> dict[int, float] | None:
-        """Return partition -> width that its device had told when round `number` was drawn.
-
-        None if the round had not begun, depends on no widths, or was drawn by a version that did not record them (up to
-        27 November 2026).
-        """
+        """Return the widths that devices had told when round `number` was drawn; None if it depends on none."""
         return self._widths.get(number)
 
     def draw(self, number: int, available: Sequence[int], widths: Mapping[int, float] | None = None) -> None:
-        """Record from which partitions round `number` draws its clients; the first reply syncs it to disk.
-
-        `widths`: partition -> width that its device has told, for a round whose draw depends on them.
-        """
-        facts = {"kind": "draw", "round": number, "available": _spans(available)}
+        """Record from which partitions, of which `widths`, a round draws its clients; the first reply syncs it."""
+        facts: dict[str, Any] = {"kind": "draw", "round": number, "available": _spans(available)}
         if widths is not None:
-            facts["widths"] = [
-                [width, _spans(sorted(one for one in widths if widths[one] == width))]
-                for width in sorted(set(widths.values()))
-            ]
+            by_width = {width: [one for one in sorted(widths) if widths[one] == width] for width in widths.values()}
+            facts["widths"] = [[width, _spans(by_width[width])] for width in sorted(by_width)]
         self._append(facts, durable=False)
 
     def accepted(self, current: Round) -> list[Upload]:
@@ -107,14 +95,9 @@ class WriteAheadLog:
     def accept(self, current: Round, upload: Upload) -> None:
         """Record `upload`; it is on disk when this method returns."""
         facts = {
-            "kind": "reply",
-            "round": current.number,
-            "exchange": current.exchange,
-            "client": upload.client,
-            "slot": upload.slot,
-            "num_examples": upload.num_examples,
+            **{"kind": "reply", "round": current.number, "exchange": current.exchange},
+            **{name: getattr(upload, name) for name in ("client", "slot", "num_examples", "nbytes")},
             "metrics": dict(upload.metrics),
-            "nbytes": upload.nbytes,
             "order": [list(upload.arrays), {group: list(arrays) for group, arrays in upload.extras.items()}],
             **({} if upload.trace is None else {"trace": asdict(upload.trace)}),
         }
@@ -136,6 +119,20 @@ class WriteAheadLog:
         """Return round, exchange and time of each reply and end that was found on disk, in their order there."""
         return list(self._order)
 
+    def pulling(self, node: int | None) -> None:
+        """Note which node's reply is pulled next; None: none is. A death of this process leaves the note."""
+        with self._writing():
+            own_folder(self.path.parent)
+            self.path.with_name(PULLING).write_text("" if node is None else str(node))
+
+    def killers(self) -> list[int]:
+        """Return the node during whose reply an earlier process died, if one did."""
+        try:
+            noted = self.path.with_name(PULLING).read_text()
+        except FileNotFoundError:
+            return []
+        return [int(noted)] if noted.isdecimal() else []
+
     # ---- the file ---------------------------------------------------------------------------------------------
 
     def restart(self, after: int) -> None:
@@ -151,13 +148,14 @@ class WriteAheadLog:
                 self._file.close()
             self._file = None
 
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self.path, "then resume, or set checkpoint.log=false")
+
     def _open(self) -> BinaryIO:
         """Return the file, positioned after its last complete record; start a new file if needed."""
         if self._file is None:
-            with _DiskErrors(self.path):
+            with self._writing():
                 own_folder(self.path.parent)
-                if self.path.is_symlink():  # not ours: nothing is read or written through it
-                    self.path.unlink()
                 file: BinaryIO = open_own(self.path, "r+b" if self._good else "wb")  # type: ignore[assignment]
                 self._file = file
                 file.truncate(self._good)
@@ -171,19 +169,19 @@ class WriteAheadLog:
         contiguous = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
         data = save(contiguous, metadata={"facts": dumps_exact(facts)})
         file = self._open()
-        with _DiskErrors(self.path):
+        with self._writing():
             file.write(_HEAD.pack(MAGIC, len(data), zlib.crc32(data)))
             file.write(data)
             file.flush()
             if durable:
                 os.fdatasync(file.fileno())
 
-    def _read(self, after: int) -> int:
-        """Read the log on disk; return the length of its intact part, 0 if it belongs to another run or checkpoint."""
-        good = 0
+    def _read(self) -> int:
+        """Read the log on disk; return the length of its intact part, 0 if it is of another run or checkpoint."""
+        good, expected = 0, ("start", self.run, self._after)
         for facts, arrays, stop in records(self.path):
-            if not good and (facts.get("kind"), facts.get("run"), facts.get("after")) != ("start", self.run, after):
-                log(WARNING, "%s does not follow the checkpoint of round %s; it is ignored.", self.path, after)
+            if not good and (facts.get("kind"), facts.get("run"), facts.get("after")) != expected:
+                log(WARNING, "%s does not follow the checkpoint of round %s; it is ignored.", self.path, self._after)
                 return 0
             self._take(facts, arrays)
             good = stop
@@ -195,40 +193,21 @@ class WriteAheadLog:
             if "widths" in facts:
                 widths = {one: width for width, spans in facts["widths"] for one in _numbers(spans)}
                 self._widths[facts["round"]] = widths
-        elif facts["kind"] == "end":
-            self._over.add((facts["round"], facts["exchange"]))
-            self._order.append((facts["round"], facts["exchange"], facts.get("at")))
-        elif facts["kind"] == "reply":
-            model, extras = facts["order"]
-            self._order.append((facts["round"], facts["exchange"], None))
-            upload = Upload(
-                client=facts["client"],
-                slot=facts["slot"],
-                arrays={name: arrays[_MODEL + name] for name in model},
-                extras={g: {name: arrays[f"{EXTRA}{g}/{name}"] for name in names} for g, names in extras.items()},
-                num_examples=facts["num_examples"],
-                metrics=facts["metrics"],
-                nbytes=facts["nbytes"],
-                trace=Trace(**facts["trace"]) if "trace" in facts else None,
-            )
-            self._accepted.setdefault((facts["round"], facts["exchange"]), []).append(upload)
-
-
-class _DiskErrors:
-    """Turns an OSError inside the block into a StorageError with advice."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
-        if isinstance(error, OSError):
-            raise StorageError(
-                f"{self.path}: the log of accepted replies cannot be written ({error}). What is in it and in the "
-                f"checkpoints is safe; {remedy(error)} and continue with resume=RUN, or set checkpoint.log=false."
-            ) from error
+        if facts["kind"] not in ("end", "reply"):
+            return
+        place = facts["round"], facts["exchange"]
+        self._order.append((*place, facts.get("at")))
+        if facts["kind"] == "end":
+            self._over.add(place)
+            return
+        model, extras = facts["order"]
+        upload = Upload(
+            **{name: facts[name] for name in ("client", "slot", "num_examples", "metrics", "nbytes")},
+            arrays={name: arrays[_MODEL + name] for name in model},
+            extras={g: {name: arrays[f"{EXTRA}{g}/{name}"] for name in names} for g, names in extras.items()},
+            trace=Trace(**facts["trace"]) if "trace" in facts else None,
+        )
+        self._accepted.setdefault(place, []).append(upload)
 
 
 def records(path: Path) -> Iterator[tuple[dict[str, Any], Arrays, int]]:

@@ -1,7 +1,7 @@
-"""Run folders: one run per folder. The run locks its folder, and another run is refused there.
+"""Run folders: one run per folder, protected by locks, with the settings and paths of the run.
 
-Two processes hold a lock each, which in a local run are one: the command that was typed (:func:`claimed`), and the
-server that writes the run's files (:func:`written`). On a SuperLink the server goes on when the command is killed.
+Two processes hold a lock each: the command (:func:`claimed`) and the server that writes the run's files
+(:func:`written`). A local run is one process; on a SuperLink the server goes on when the command ends.
 """
 
 from __future__ import annotations
@@ -14,39 +14,44 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcross.core.errors import ConfigError, StorageError, counted, quoted
+from fedcross.core.errors import ConfigError, StorageError, counted, quoted, remedy
 from fedcross.core.events import say
-from fedcross.core.exposed import taken
 from fedcross.core.overrides import shown
 from fedcross.core.private_files import close_own, own_folder
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
 
-#: Lock files: held by the command that runs in the folder, and by the process that writes the run's files.
+#: Lock files of the command and of the server.
 LOCK, SERVER_LOCK = ".lock", ".server.lock"
-#: Seconds for which a server waits for the one before it to end: a SuperLink notices a dead or stopped one in a minute.
+#: Seconds for which a server waits for the previous one: a SuperLink notices a dead one in a minute.
 ENDS_S = 90.0
-#: Files that only a run writes: a folder with one of them is in use or was used.
-TRACES = ("metrics.jsonl", "audit.jsonl", "result.json", "model.safetensors", "checkpoints")
-#: How deep folders of runs are looked for (``multirun/DATE/TIME/JOB``), and in how many folders.
-DEPTH, MOST_FOLDERS = 3, 2000
+#: Files that only a run writes.
+TRACES = ("metrics.jsonl", "audit.jsonl", "result.json", "model.safetensors", "checkpoints/round-*")
+
+#: Files that a resumed run writes on in place, and those that it replaces.
+IN_PLACE = ("digests.jsonl", "checkpoints/accepted.log")
+REPLACED = (*TRACES, ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/places.json")
 
 
 class FolderInUseError(ConfigError):
     """Another process runs in this folder."""
 
 
-def prepare(folder: Path) -> Path:
-    """Return `folder`; create it if it does not exist, for this user only.
-
-    Raises
-    ------
-    StorageError
-        If the folder cannot be written.
-    """
+@contextmanager
+def writing(path: Path, cure: str = "then resume") -> Iterator[None]:
+    """Turn an OSError inside the block, which writes a run's file, into a StorageError with advice."""
     try:
-        if not folder.exists():  # a folder that the user made keeps its mode
+        yield
+    except OSError as error:
+        fault = f"{path}: cannot be written ({error}). To go on: {remedy(error)}, {cure}."
+        raise StorageError(fault) from error
+
+
+def prepare(folder: Path) -> Path:
+    """Create `folder` for this user only and return it; a StorageError if it cannot be written."""
+    try:
+        if not folder.exists():
             own_folder(folder)
         probe = folder / ".writable"
         probe.touch()
@@ -57,13 +62,7 @@ def prepare(folder: Path) -> Path:
 
 
 def saved_overrides(folder: Path) -> list[str]:
-    """Return the settings with which the run in `folder` was started.
-
-    Raises
-    ------
-    StorageError
-        If they cannot be read.
-    """
+    """Return the settings with which the run in `folder` was started; a StorageError if it has none."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -73,114 +72,73 @@ def saved_overrides(folder: Path) -> list[str]:
         raise StorageError(f"{folder}: this folder holds no run. Name the folder of a run.")
     try:
         found = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:  # a ValueError: it is not UTF-8
-        reason = " ".join(str(error).split())[:200]
-        raise StorageError(f"{path}: cannot be read ({reason}). This folder is not a run's folder.") from error
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise StorageError(f"{path}: not a list of settings. This folder is not a run's folder.")
-    return [str(one) for one in found]
+        if not isinstance(found, list):
+            raise TypeError("not a list of settings")
+        return [str(one) for one in found]
+    except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException) as error:
+        raise StorageError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]}).") from error
 
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[Path]:
-    """Lock `folder` for this process inside the block.
-
-    Raises
-    ------
-    FolderInUseError
-        If another process has locked it.
-    StorageError
-        If it cannot be written.
-    """
-    from filelock import FileLock, Timeout
-
-    prepare(folder)
-    lock = FileLock(folder / LOCK, timeout=0)
-    try:
-        held = lock.acquire()
-    except Timeout as error:
-        raise FolderInUseError(
-            f"{folder}: another process runs in this folder. Wait until it ends. A new run takes another output=."
-        ) from error
-    except OSError as error:
-        raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
-    with held:
-        close_own(folder / LOCK)
+    """Lock `folder` for this command inside the block; a FolderInUseError if another command has locked it."""
+    with _locked(folder, LOCK, 0.0, "Wait until it ends, or choose another output=."):
         yield folder
 
 
 @contextmanager
 def written(folder: Path, wait_s: float = ENDS_S) -> Iterator[None]:
-    """Keep every other server's process from writing into `folder` inside the block.
+    """Keep other servers from writing into `folder` inside the block; wait `wait_s` seconds for one that is ending."""
+    advice = "fedcross deploy runs shows a run on a SuperLink, fedcross deploy stop RUN ends it."
+    with _locked(folder, SERVER_LOCK, wait_s, advice):
+        yield
 
-    Parameters
-    ----------
-    folder : Path
-        The run's folder; it is created if it does not exist.
-    wait_s : float
-        Seconds to wait for a server that may be ending.
 
-    Raises
-    ------
-    ConfigError
-        If `folder` is one of keys.
-    FolderInUseError
-        If another server still writes into it.
-    StorageError
-        If it cannot be written.
-    """
+@contextmanager
+def _locked(folder: Path, name: str, wait_s: float, advice: str) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
-    refuse_keys(folder)
-    prepare(folder)
-    lock = FileLock(folder / SERVER_LOCK, timeout=0)
+    lock = FileLock(prepare(folder) / name)
     try:
         try:
-            held = lock.acquire()
+            held = lock.acquire(timeout=0)
         except Timeout:
-            if not wait_s:
-                raise
-            say(f"{folder}: another server writes here. Waiting for its end, {wait_s:.0f} s at most.", "WARNING")
+            if wait_s:
+                say(f"{folder}: another server writes here. Waiting up to {wait_s:.0f} s for its end.", "WARNING")
             held = lock.acquire(timeout=wait_s)
     except Timeout as error:
-        raise FolderInUseError(
-            f"{folder}: the server of a run writes here, whoever watches it. fedcross deploy runs shows it, fedcross "
-            "deploy stop RUN ends it within a minute. A new run takes another output=."
-        ) from error
+        raise FolderInUseError(f"{folder}: another run works in this folder. {advice}") from error
     except OSError as error:
         raise StorageError(f"output={folder}: cannot be written ({error}). Choose another folder.") from error
     with held:
-        close_own(folder / SERVER_LOCK)
+        close_own(folder / name)
         yield
 
 
 def refuse_used(folder: Path) -> None:
-    """Raise a ConfigError if `folder` holds a run, folders of runs, or keys; the message says how to go on."""
-    refuse_keys(folder)
-    if not used(folder):
-        if inside := run_inside(folder):
-            raise ConfigError(
-                f"output={folder}: it already holds a run in {inside.relative_to(folder)}, and each run has a folder "
-                f"of its own. Choose another output=, for example output={shown(folder / 'NAME')}."
-            )
-        return
-    # Names alone are looked at: whether a checkpoint can be used, the run that is continued says.
-    if any(folder.glob("checkpoints/round-*.safetensors")):
-        cure = f"Continue it with resume={shown(folder)}, or choose another output=."
-    else:
-        cure = "It cannot be continued, for it has no checkpoint. Choose another output=, or delete the folder."
-    raise ConfigError(f"output={folder}: it already holds a run ({standing(folder)}). {cure}")
+    """Raise a ConfigError if `folder` holds a run or the runs of a sweep; the message says how to go on."""
+    if used(folder):
+        if any(folder.glob("checkpoints/round-*.safetensors")):
+            cure = f"Continue it with resume={shown(folder)}, or choose another output=."
+        else:
+            cure = "It has no checkpoint to continue from. Choose another output=, or delete the folder."
+        raise ConfigError(f"output={folder}: it already holds a run ({progress_of(folder)}). {cure}")
+    if inside := next((one.parent for one in folder.glob("*/result.json")), None):
+        raise ConfigError(f"output={folder}: it holds the run {inside.name}. Choose another output=.")
 
 
-def refuse_keys(folder: Path, setting: str = "output") -> None:
-    """Raise a ConfigError if `folder`, which `setting` names, has keys or is a server program's (:func:`taken`)."""
-    if what := taken(folder):
-        cure = "Move the run to a folder of its own" if setting == "resume" else f"Choose another {setting}="
-        raise ConfigError(f"{setting}={folder}: {what}. {cure}.")
+def refuse_blocked(folder: Path) -> None:
+    """Raise a StorageError if a link or a folder is where a resumed run writes a file: it would fail half-way."""
+    links = [path for path in (folder / name for name in IN_PLACE) if path.is_symlink()]
+    found = (path for name in (*IN_PLACE, *REPLACED) for path in folder.glob(name))
+    for path in [*links, *(path for path in found if path.is_dir() and not path.is_symlink())]:
+        raise StorageError(
+            f"{path}: the run writes a file here. Move the link or folder of that name away, then resume."
+        )
 
 
-def anew(folder: Path) -> str:
-    """Return how the run in `folder`, which cannot go on, is started again; a sweep would try this folder again."""
+def start_again(folder: Path) -> str:
+    """Return how the run in `folder`, which cannot go on, is started again."""
     if (folder.parent / "multirun.yaml").exists():
         return f"remove {quoted(folder)} and start the sweep again"
     return "start again in another folder"
@@ -188,54 +146,27 @@ def anew(folder: Path) -> str:
 
 def used(folder: Path) -> bool:
     """Return whether a run has written into `folder`."""
-    return any((folder / name).exists() for name in TRACES)
+    return any(next(folder.glob(name), None) for name in TRACES)
 
 
-def run_inside(folder: Path) -> Path | None:
-    """Return the folder of a run up to :data:`DEPTH` levels below `folder`, None if none is found there."""
-    level, seen = [folder], 0
-    for _ in range(DEPTH):
-        below: list[Path] = []
-        for place in level:
-            with suppress(OSError):
-                below += sorted(one for one in place.iterdir() if one.is_dir() and not one.is_symlink())
-            seen += 1
-            if seen > MOST_FOLDERS:
-                return None
-        for one in below:
-            with suppress(OSError):
-                if (one / ".hydra" / "overrides.yaml").is_file() and (used(one) or (one / LOCK).exists()):
-                    return one
-        level = below
-    return None
-
-
-def standing(folder: Path) -> str:
+def progress_of(folder: Path) -> str:
     """Return a short text on the run in `folder` and its progress."""
-    try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        return (
-            f"{result['method']} {result['task']} seed {result['seed']}, finished, {counted(result['rounds'], 'round')}"
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        return f"{found['method']} {found['task']} seed {found['seed']}, finished, {counted(found['rounds'], 'round')}"
+    rounds = 0
+    with suppress(OSError):
         rounds = len((folder / "metrics.jsonl").read_bytes().splitlines())
-    except OSError:
-        rounds = 0
     return f"not finished, {counted(rounds, 'round')}"
 
 
-def free(folder: Path) -> Path:
-    """Return `folder`, or the first of ``folder-2``, ``folder-3``... that holds no run.
-
-    Default folder names contain the start time in seconds, and two runs may start in the same second.
-    """
+def unused(folder: Path) -> Path:
+    """Return `folder`, or the first of ``folder-2``, ``folder-3``... without a run: two may start in one second."""
     names = (folder if i == 1 else folder.with_name(f"{folder.name}-{i}") for i in count(1))
     return next(name for name in names if not used(name) and not (name / LOCK).exists())
 
 
 def folder_of(config: RunConfig) -> Path:
-    """Return the folder of a run: the one that its settings name, or a new one (``flwr run``), named as usual."""
+    """Return the folder of a run: the one that its settings name, or a new one (``flwr run``)."""
     new = f"{time.strftime('outputs/%Y-%m-%d/%H-%M-%S')}-{config.names['method']}-{config.names['task']}"
-    return Path(config.resume or config.output or free(Path(new))).resolve()
+    return Path(config.resume or config.output or unused(Path(new))).resolve()

@@ -1,4 +1,4 @@
-"""Parses a command line into jobs. A sweep comes from ``-m`` or from an experiment's own file."""
+"""Parses overrides into the jobs of a sweep, which comes from ``-m`` or from an experiment's own file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ class Plan:
     multirun : bool
         Whether this is a sweep.
     jobs : list of list of str
-        The overrides of each job, without Hydra's own and, in a sweep, without settings that its choices lack.
+        The overrides of each job, without Hydra's own and without settings that its choices lack. Of a search
+        (``hydra/sweeper=optuna``) one job, with the first value of every range.
     unused : tuple of str
         Settings of the command line that no job of the sweep has, such as a misspelled ``method.alfa``.
     folder : Path or None
         The folder of a sweep's runs.
+    search : bool
+        Whether a sweeper proposes the jobs one after another.
     """
 
     flags: tuple[str, ...]
@@ -41,76 +44,82 @@ class Plan:
     jobs: list[list[str]]
     unused: tuple[str, ...] = ()
     folder: Path | None = None
+    search: bool = False
 
 
-def plan(flags: list[str], overrides: list[str]) -> Plan:
+def plan(flags: Sequence[str], overrides: Sequence[str]) -> Plan:
     """Return what `overrides` would run.
 
-    In a sweep, ``method.X=...`` applies to those methods that have a setting X. It becomes ``++method.X=...``, which
-    Hydra accepts for every method; :func:`applicable` then drops it where it does not apply. The same holds for
+    In a sweep, ``method.X=...`` applies to those methods that have a setting X: it becomes ``++method.X=...``, which
+    Hydra accepts for every method, and :func:`applicable` drops it where it does not apply. The same holds for
     partitions and models.
     """
+    from fedcross.conf.compose import composed, resolved
+
     asked = bool({"-m", "--multirun"} & set(flags))
+    single = Plan(tuple(flags), tuple(overrides), False, [list(overrides)])
     if not asked and _is_single(overrides):
-        return Plan(tuple(flags), tuple(overrides), False, [overrides])
-    params, own, folder = _hydra(overrides)
-    if not (own or asked):
-        return Plan(tuple(flags), tuple(overrides), False, [overrides])
-    given = [_forced(o, params) for o in overrides]
-    raw = _product([*(f"{name}={value}" for name, value in params.items()), *given])
+        return single
+    chosen = composed([o for o in overrides if o.startswith(("experiment=", "hydra"))])
+    mode, params, folder, sweeper = resolved(
+        chosen, "hydra.mode", "hydra.sweeper.params", "hydra.sweep.dir", "hydra.sweeper._target_"
+    )
+    if not (asked or getattr(mode, "name", mode) == "MULTIRUN"):
+        return single
+    swept = {str(name): str(value) for name, value in (params or {}).items()}
+    search = "BasicSweeper" not in str(sweeper)
+    given = [*overrides, *_study(sweeper, overrides)] if search else [_forced(o, swept) for o in overrides]
+    values = choices([*(f"{name}={value}" for name, value in swept.items()), *given])
+    raw = [list(job) for job in itertools.product(*(v[:1] if search else v for v in values.values()))]
     jobs = [applicable(job) for job in raw]
-    unused = tuple(name for name in _unused(raw, jobs) if any(o.startswith(f"++{name}=") for o in given))
-    return Plan(tuple(flags), tuple(given), True, jobs, unused, folder)
+    lost = _forced_names(raw) - _forced_names(jobs)
+    unused = tuple(sorted(name for name in lost if any(o.startswith(f"++{name}=") for o in given)))
+    return Plan(tuple(flags), tuple(given), True, jobs, unused, Path(str(folder)), search)
 
 
-def applicable(overrides: list[str]) -> list[str]:
+def _study(sweeper: object, overrides: Sequence[str]) -> list[str]:
+    """Return settings of an Optuna study that `overrides` leave open: it maximises, and a repeated one continues."""
+    if "Optuna" not in str(sweeper):
+        return []
+    usual = {"hydra.sweeper.direction": "maximize", "hydra.sweeper.n_jobs": "1", "hydra.sweeper.sampler.seed": "1"}
+    named = {o.partition("=")[0] for o in overrides}
+    if any(o.startswith("hydra/sweeper/sampler=grid") for o in overrides):
+        named.add("hydra.sweeper.sampler.seed")
+    return [f"{name}={value}" for name, value in usual.items() if name not in named]
+
+
+def applicable(overrides: Sequence[str]) -> list[str]:
     """Return `overrides` without each ``++GROUP.X`` for which the group's choice has no setting X."""
-    wanted = {found.group(1) for o in overrides if (found := FORCED.match(o))}
-    fields = {group: _fields(group, overrides) for group in wanted}
-    kept = []
-    for override in overrides:
-        found = FORCED.match(override)
-        known = fields[found.group(1)] if found else None
-        if not found or known is None or found.group(2) in known:
-            kept.append(override)
-    return kept
+    found = {override: FORCED.match(override) for override in overrides}
+    fields = {group: _fields(group, overrides) for group in {match.group(1) for match in found.values() if match}}
+    return [o for o, m in found.items() if not m or (known := fields[m.group(1)]) is None or m.group(2) in known]
 
 
-def _forced(override: str, params: dict[str, str]) -> str:
+def _forced(override: str, swept: dict[str, str]) -> str:
     """Return ``++method.X=...`` for ``method.X=...``, unless the experiment sweeps it under its plain name."""
     name = override.split("=")[0]
-    return f"++{override}" if FORCED.match(f"++{name}") and name not in params else override
+    return f"++{override}" if FORCED.match(f"++{name}") and name not in swept else override
 
 
-def _is_single(overrides: list[str]) -> bool:
-    """Return whether this is a single run.
+def _forced_names(jobs: list[list[str]]) -> set[str]:
+    return {".".join(found.groups()) for job in jobs for o in job if (found := FORCED.match(o))}
 
-    Composes the configuration, which fails for a sweep with settings that only some of its methods have.
-    """
-    from fedcross.conf.compose import hydra_part
+
+def _is_single(overrides: Sequence[str]) -> bool:
+    """Return whether `overrides` compose to one run; they do not with settings that only some methods have."""
+    from fedcross.conf.compose import composed, resolved
 
     try:
-        return bool(hydra_part(overrides)["mode"] != "MULTIRUN")
+        (mode,) = resolved(composed(overrides), "hydra.mode")
+        return bool(getattr(mode, "name", mode) != "MULTIRUN")
     except ConfigError:
         return False
 
 
-def _hydra(overrides: list[str]) -> tuple[dict[str, str], bool, Path | None]:
-    """Return the sweep that the experiment defines, whether it is a sweep by itself, and the folder of its runs."""
-    from fedcross.conf.compose import hydra_part
-
-    part = hydra_part([o for o in overrides if o.startswith(("experiment=", "hydra"))])
-    params = {str(name): str(value) for name, value in (part["params"] or {}).items()}
-    return params, part["mode"] == "MULTIRUN", Path(part["dir"])
-
-
-def _product(overrides: list[str]) -> list[list[str]]:
-    """Return the override lists of all jobs; as in Hydra, a later value of a name replaces the earlier one."""
-    return [list(job) for job in itertools.product(*choices(overrides).values())]
-
-
 def choices(overrides: Sequence[str]) -> dict[str, list[str]]:
     """Return, for each name but Hydra's own, the overrides that it stands for: several in a sweep.
+
+    A later value of a name replaces the earlier one. Of an interval only its start is returned.
 
     Raises
     ------
@@ -120,40 +129,38 @@ def choices(overrides: Sequence[str]) -> dict[str, list[str]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    from fedcross.conf.compose import explain
+
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
-        from fedcross.conf.compose import explain
-
-        raise ConfigError(explain(str(error))) from error
+        raise ConfigError(explain(str(error), overrides)) from error
     found: dict[str, list[str]] = {}
     for one in parsed:
         line = one.input_line or ""
         name = line.split("=")[0]
         if name.startswith("hydra"):
             continue
-        found[name] = [f"{name}={v}" for v in one.sweep_string_iterator()] if one.is_sweep_override() else [line]
+        if one.is_interval_sweep():
+            found[name] = [f"{name}={one.value().start}"]  # type: ignore[union-attr]
+        elif one.is_sweep_override():
+            found[name] = [f"{name}={value}" for value in one.sweep_string_iterator()]
+        else:
+            found[name] = [line]
     return found
 
 
-def _unused(raw: list[list[str]], jobs: list[list[str]]) -> tuple[str, ...]:
-    def names(several: list[list[str]]) -> set[str]:
-        return {".".join(found.groups()) for job in several for o in job if (found := FORCED.match(o))}
-
-    return tuple(sorted(names(raw) - names(jobs)))
-
-
-def _fields(group: str, overrides: list[str]) -> set[str] | None:
+def _fields(group: str, overrides: Sequence[str]) -> set[str] | None:
     """Return the settings of the choice that `overrides` make for `group`; None if it does not exist or takes any."""
     from fedcross.conf.compose import compose
     from fedcross.conf.schema import settings_class
 
-    choices = [o for o in overrides if o.startswith(CHOICES)]
-    if any(o.startswith(f"{group}=") for o in choices):  # so the other groups change nothing: few compositions
-        choices = [o for o in choices if o.startswith((f"{group}=", "experiment="))]
+    chosen = [o for o in overrides if o.startswith(CHOICES)]
+    if any(o.startswith(f"{group}=") for o in chosen):  # the other groups change nothing: fewer compositions
+        chosen = [o for o in chosen if o.startswith((f"{group}=", "experiment="))]
     try:
-        chosen = compose(choices)[group]
-        kind = settings_class(group, str(chosen.get("module", chosen["name"])))
+        node = compose(chosen)[group]
+        kind = settings_class(group, str(node.get("module", node["name"])))
         return None if kind.model_config.get("extra") == "allow" else set(kind.model_fields)
     except ConfigError:
         return None

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.widths import Width, check_widths
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.sized_model import SizedModel
-from fedcross.strategies.wire.protocol import Payload, Round, Upload
-from fedcross.strategies.wire.records import Arrays
-from fedcross.tasks.models.slicing.plan import FULL, Size
+from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.parts.width_model import OneModelOfWidths, WidthState
+from fedcross.strategies.parts.widths import Ratio, check_widths, largest
+from fedcross.strategies.pool.pool import Array
+from fedcross.tasks.models.width import FULL, Corners, Width
 
 #: Largest estimate of success that counts: above it, curiosity alone decides [C].
 ENOUGH = 0.5
@@ -39,7 +38,7 @@ class AdaptiveFLParams(Settings):
         ResNet-18.
     """
 
-    widths: tuple[Width, ...] = (1.0, 0.66, 0.4)
+    widths: tuple[Ratio, ...] = (1.0, 0.66, 0.4)
     starts: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
 
     @model_validator(mode="after")
@@ -52,7 +51,21 @@ class AdaptiveFLParams(Settings):
         return self
 
 
-class AdaptiveFL(SizedModel[AdaptiveFLParams]):
+@dataclass
+class AdaptiveFLState(WidthState):
+    """The model of all widths, the two tables, and the width that each slot of this round drew.
+
+    ``resources``: client -> how much speaks for its training each width (W,), the smallest first. ``counts``: client ->
+    how often it got or was to return a model of each ratio, the narrowest first, from 1.
+    """
+
+    resources: dict[int, Array] = field(default_factory=dict)
+    counts: dict[int, Array] = field(default_factory=dict)
+    drawn: dict[int, Width] = field(default_factory=dict)
+    sent: dict[int, Width] = field(default_factory=dict)
+
+
+class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
     """Jia et al., AdaptiveFL, DAC 2024 (arXiv 2311.13166).
 
     Details from the authors' code (repository mastlab-T3S/AdaptiveFL) are marked [C].
@@ -63,117 +76,88 @@ class AdaptiveFL(SizedModel[AdaptiveFLParams]):
     cannot hold the model cuts it down to the largest that it can hold, and the tables learn from what it returns. The
     new value of each weight is the mean of the uploads that have it, weighted by numbers of examples.
 
-    State: one model, statistics for every size, the two tables; clients keep none. Wire: one slice down, one up.
+    State: one model, statistics for every width, the two tables; clients keep none. Wire: one model down, one up.
 
-    Deviations:
-
-    - The server knows the widths of the devices, and sends at once what a device would have cut the model down to. The
-      tables see the model that was drawn. So the traffic that the paper counts as wasted does not arise.
-    - A device can hold the models of its width and below, from any start. The authors draw a device's resources anew in
-      each round from a normal distribution around its class.
-    - The authors' code knows no lost replies. Here a request that brought nothing that was accepted counts in
-      curiosity as one that did, or else a device that never answers would be asked more and more often. The table of
-      resources learns from accepted uploads only.
-    - Batch normalisation keeps running statistics for each size; the authors use the statistics of the batch in
-      training and testing alike.
+    Deviations: the server knows the widths of the devices, and sends at once what a device would have cut the model
+    down to; the tables see the model that was drawn. A device can hold the models of its width and below, from any
+    start; the authors draw its resources anew in each round. A request that brought nothing counts in curiosity as one
+    that did; the table of resources learns from accepted uploads only. Batch normalisation keeps running statistics for
+    each width; the authors use the statistics of the batch.
     """
 
-    def setup(self, arrays: Arrays) -> None:
-        """Start with tables of ones."""
-        super().setup(arrays)
-        self._ascending = list(reversed(self.sizes))
-        self._types = sorted(self.params.widths)
-        #: Client -> how much speaks for its training each model, the smallest model first.
-        self.resources: dict[int, NDArray[np.float64]] = {}
-        #: Client -> how often it got a model of each width or was to return one, the narrowest first; from 1.
-        self.counts: dict[int, NDArray[np.float64]] = {}
-        self._drawn: dict[int, Size] = {}
-
-    @property
-    def sizes(self) -> Sequence[Size]:
-        """The full model, then the widths, each with its starts, the largest model first."""
-        widths = [width for width in sorted(self.params.widths, reverse=True) if width < 1]
-        groups = len(self.sliced.groups)
-        starts = [start for start in sorted(self.params.starts, reverse=True) if start < groups]
-        return [FULL, *(Size(width, start) for width in widths for start in starts)]
-
-    def check_budgets(self) -> None:
-        """Raise a ConfigError if no slice cuts anything, or no device can hold a model."""
-        if min(self.params.starts) >= (groups := len(self.sliced.groups)):
+    def widths(self, corners: Corners | None = None) -> list[Width]:
+        """Return the full model, then the widths, each with its starts, the largest model first."""
+        groups = max(len(corners.hidden), 1) if corners is not None else max(self.params.starts) + 1
+        if min(self.params.starts) >= groups:
             raise ConfigError(
-                f"method.starts={list(self.params.starts)}: this network has {groups} group{'s' * (groups != 1)} of "
-                "channels, counted from 0, so every slice would be the full model. 0 cuts all."
+                f"method.starts={list(self.params.starts)}: this network has {groups} hidden dimensions, counted from "
+                "0, so every model would be the full one. 0 cuts all."
             )
-        super().check_budgets()
+        ratios = [ratio for ratio in sorted(self.params.widths, reverse=True) if ratio < 1]
+        starts = [start for start in sorted(self.params.starts, reverse=True) if start < groups]
+        return [FULL, *(Width(ratio, start) for ratio in ratios for start in starts)]
 
-    def budget_remarks(self) -> list[str]:
-        """Return remarks on devices that can hold no model, and on starts behind the network's last group."""
-        groups, found = len(self.sliced.groups), super().budget_remarks()
-        if behind := [start for start in self.params.starts if start >= groups]:
-            found.append(
-                f"method.starts={list(self.params.starts)}: this network has {groups} group{'s' * (groups != 1)} of "
-                f"channels, counted from 0. A model that cuts from group {behind} on would be the full one, so there "
-                "are none of these."
-            )
-        return found
+    def init(self, start: Start) -> AdaptiveFLState:
+        """Return the initial model and empty tables."""
+        return AdaptiveFLState(super().init(start).model)
 
-    def _models(self, number: int, count: int) -> list[Size]:
+    def _draw(self, state: AdaptiveFLState, round: Round, count: int) -> list[Width]:
         """Return the model that each slot of a round draws."""
-        draw = stream(self.federation.seed, "sizes", number).integers(len(self._ascending), size=count)
-        return [self._ascending[i] for i in draw]
+        ascending = state.model.widths[::-1]
+        return [ascending[i] for i in stream(round.seed, "sizes", round.number).integers(len(ascending), size=count)]
 
-    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
+    def sample(self, state: AdaptiveFLState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Draw a client for each slot, by its reward for the slot's model."""
-        count = min(self.federation.clients_per_round, len(available))
-        generator = stream(self.federation.seed, "sample", number)
+        generator = stream(round.seed, "sample", round.number)
         free, drawn = list(available), list[int]()
-        for size in self._models(number, count):
-            rewards = np.array([self.reward(client, size.width) for client in free])
+        for width in self._draw(state, round, round.count):
+            rewards = np.array([self.reward(state, client, width.ratio) for client in free])
             chances = rewards / rewards.sum() if rewards.sum() > 0 else None
             drawn.append(free.pop(int(generator.choice(len(free), p=chances))))
         return tuple(drawn)
 
-    def reward(self, client: int, width: float) -> float:
-        """Return ``min(R_s, .5) * R_c`` of a client for models of `width`."""
-        table = self._resources(client)
-        own = [i for i, size in enumerate(self._ascending) if size.width == width]
+    def reward(self, state: AdaptiveFLState, client: int, ratio: float) -> float:
+        """Return ``min(R_s, .5) * R_c`` of a client for models of width `ratio`."""
+        table = self._resources(state, client)
+        own = [i for i, width in enumerate(state.model.widths[::-1]) if width.ratio == ratio]
         success = sum(table[i:].sum() for i in own) / (len(own) * table.sum())
-        return float(min(success, ENOUGH) / np.sqrt(self._counts(client)[self._types.index(width)]))
+        return float(min(success, ENOUGH) / np.sqrt(self._counts(state, client)[self._type(ratio)]))
 
-    def _resources(self, client: int) -> NDArray[np.float64]:
-        return self.resources.setdefault(client, np.ones(len(self._ascending)))
+    def _resources(self, state: AdaptiveFLState, client: int) -> Array:
+        return state.resources.setdefault(client, np.ones(len(state.model.widths)))
 
-    def _counts(self, client: int) -> NDArray[np.float64]:
-        return self.counts.setdefault(client, np.ones(len(self._types)))
+    def _counts(self, state: AdaptiveFLState, client: int) -> Array:
+        return state.counts.setdefault(client, np.ones(len(self.params.widths)))
 
-    def size_for(self, slot: int, client: int) -> Size | None:
+    def _type(self, ratio: float) -> int:
+        return sorted(self.params.widths).index(ratio)
+
+    def width_for(self, state: AdaptiveFLState, round: Round, slot: int) -> Width | None:
         """Return the slot's model, or the largest smaller one that the device can hold."""
-        wanted = self._drawn[slot]
-        return self.largest(self.budget(client), self.sizes[self.sizes.index(wanted) :])
+        widths = state.model.widths
+        return largest(widths[widths.index(state.drawn[slot]) :], round.budget(round.clients[slot]))
 
-    def dispatch(self, current: Round) -> list[Payload]:
+    def dispatch(self, state: AdaptiveFLState, round: Round) -> list[Task]:
         """Draw the models of this round and send them."""
-        self._drawn = dict(enumerate(self._models(current.number, len(current.clients))))
-        return super().dispatch(current)
+        state.drawn = dict(enumerate(self._draw(state, round, len(round.clients))))
+        tasks = super().dispatch(state, round)
+        state.sent = {task.slot: task.width for task in tasks}
+        return tasks
 
-    def weight(self, upload: Upload) -> float:
-        """Return the upload's number of examples."""
-        return float(upload.num_examples)
-
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: AdaptiveFLState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Take the mean, and learn who returned what, and who was asked in vain."""
         for upload in uploads:
-            self.learn(upload.client, self._drawn[upload.slot], self._slots[upload.slot])
+            self.learn(state, upload.client, state.drawn[upload.slot], upload.task.width)
         answered = {upload.client for upload in uploads}
-        for slot, size in self._slots.items():
-            if (client := current.clients[slot]) not in answered:
-                self._count(client, self._drawn[slot], size)
-        return super().aggregate(current, uploads)
+        for slot, width in state.sent.items():
+            if (client := round.clients[slot]) not in answered:
+                self._count(state, client, state.drawn[slot], width)
+        return super().aggregate(state, round, uploads)
 
-    def learn(self, client: int, sent: Size, returned: Size) -> None:
+    def learn(self, state: AdaptiveFLState, client: int, sent: Width, returned: Width) -> None:
         """Enter into the tables that a client got the model `sent` and returned `returned` [C]."""
-        table = self._resources(client)
-        place = self._ascending.index(returned)
+        table = self._resources(state, client)
+        place = state.model.widths[::-1].index(returned)
         if returned == sent:
             table[place:] += 1
             table[place] += PROOF if sent == FULL else 0
@@ -181,24 +165,9 @@ class AdaptiveFL(SizedModel[AdaptiveFLParams]):
             table[place] += PROOF
             punishment = np.arange(1, len(table) - place)
             table[place + 1 :] = np.maximum(table[place + 1 :] - punishment, 0)
-        self._count(client, sent, returned)
+        self._count(state, client, sent, returned)
 
-    def _count(self, client: int, sent: Size, returned: Size) -> None:
+    def _count(self, state: AdaptiveFLState, client: int, sent: Width, returned: Width) -> None:
         """Enter into curiosity's table that a client got the model `sent`, to return the model `returned`."""
-        for size in (returned, sent):
-            self._counts(client)[self._types.index(size.width)] += 1
-
-    def state(self) -> State:
-        """Return the model, the statistics and the two tables."""
-        state = super().state()
-        tables = {"resources": self.resources, "counts": self.counts}
-        plain = {name: {str(c): row.tolist() for c, row in table.items()} for name, table in tables.items()}
-        return State(state.arrays, {**state.values, **plain})
-
-    def restore(self, state: State) -> None:
-        """Load what :meth:`state` returned."""
-        super().restore(state)
-        self.resources, self.counts = (
-            {int(client): np.array(row) for client, row in state.values[name].items()}
-            for name in ("resources", "counts")
-        )
+        for width in (returned, sent):
+            self._counts(state, client)[self._type(width.ratio)] += 1

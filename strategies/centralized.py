@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Objective
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Payload, Round
-from fedcross.strategies.wire.records import Arrays
+from fedcross.strategies.method import Round, Start, Task
+from fedcross.strategies.objective import Objective
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 
 
 class Pooled(Objective[Settings]):
     """Cross-entropy on examples drawn from all clients' data together."""
 
     pooled = True
+    needs = frozenset({"pooled-share"})
 
 
-class Centralized(SingleModel[Settings]):
+@dataclass
+class CentralizedState(ModelState):
+    """The global model, and the share of all data that this round draws."""
+
+    share: float = 1.0
+
+
+class Centralized(SingleModel[Settings, CentralizedState]):
     """One model trained on the union of all clients' data, a reference rather than a federated method.
 
     Each round one client process draws the share K / N of all examples anew, without replacement, and trains on them
@@ -31,25 +39,21 @@ class Centralized(SingleModel[Settings]):
     """
 
     #: There is only one upload, so the defence has nothing to compare it with.
-    defended = False
-    interchangeable = False
+    comparable = False
 
     Objective = Pooled
 
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> CentralizedState:
         """Keep the initial model."""
-        super().setup(arrays)
-        self._share = 1.0
+        return CentralizedState(super().init(start).model)
 
-    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
+    def sample(self, state: CentralizedState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Return the first client of the usual draw, which does the work of all drawn clients."""
-        drawn = super().sample(number, available)
-        self._share = len(drawn) / len(available)
+        drawn = super().sample(state, round, available)
+        state.share = len(drawn) / len(available)
         return drawn[:1]
 
-    def dispatch(self, current: Round) -> list[Payload]:
+    def dispatch(self, state: CentralizedState, round: Round) -> list[Task]:
         """Send the model to that client, and the share of all data that it must draw."""
-        payloads = super().dispatch(current)
-        for payload in payloads:
-            payload.config = {"pooled-share": self._share}
-        return payloads
+        config = {"pooled-share": state.share}
+        return [replace(task, config=config, fixed=True) for task in super().dispatch(state, round)]

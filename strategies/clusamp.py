@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -12,11 +14,9 @@ from pydantic import Field, model_validator
 
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
-from fedcross.strategies.defence.rules import lower_median
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Round, Upload
-from fedcross.strategies.wire.records import Arrays
+from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 
 Matrix = NDArray[np.floating[Any]]
 #: Columns that are multiplied at a time, so that half-precision memory is never widened as a whole.
@@ -40,7 +40,24 @@ class CluSampParams(Settings):
         return self
 
 
-class CluSamp(SingleModel[CluSampParams]):
+@dataclass
+class CluSampState(ModelState):
+    """The global model and the names of its p parameters; of each client seen the update, its scale and n_k.
+
+    ``kind`` is the form in which updates are stored, decided when the number of clients is known; ``times`` says how
+    often each client was drawn in this round.
+    """
+
+    parameters: tuple[str, ...]
+    width: int
+    kind: str = ""
+    rows: dict[int, Matrix] = field(default_factory=dict)
+    scales: dict[int, float] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    times: dict[int, int] = field(default_factory=dict)
+
+
+class CluSamp(SingleModel[CluSampParams, CluSampState]):
     """Fraboni, Vidal, Kameni and Lorenzi, Clustered Sampling: Low-Variance and Improved Representativity for Clients
     Selection in Federated Learning, ICML 2021, Algorithm 2.
 
@@ -75,48 +92,41 @@ class CluSamp(SingleModel[CluSampParams]):
     over the draws that arrived. `weighting=examples` weights by n_k once more, as the FedCross lab's code does.
     """
 
-    #: The method is the choice of clients, so no other client may replace a drawn one.
-    interchangeable = False
-
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> CluSampState:
         """Start with no client seen."""
-        super().setup(arrays)
-        self.width = sum(arrays[name].size for name in self.parameter_names)
-        self.kind = ""  # float32, float16 or sketch; decided when the number of clients is known
-        self.rows: dict[int, Matrix] = {}
-        self.scales: dict[int, float] = {}
-        self.sizes: dict[int, int] = {}
-        self.times: Counter[int] = Counter()
-        self._projection: tuple[NDArray[np.int64], Matrix] | None = None
+        width = sum(start.arrays[name].size for name in start.parameters)
+        return CluSampState(super().init(start).model, start.parameters, width)
 
-    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
+    def sample(self, state: CluSampState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Return the distinct clients among the K draws, in the order of their first draw."""
-        count = min(self.federation.clients_per_round, len(available))
-        self.kind = self.kind or choose_memory(self.params, len(available), self.width)
-        sizes = np.array([self.sizes.get(client, 0) for client in available], np.float64)
+        state.kind = state.kind or choose_memory(self.params, len(available), state.width)
+        sizes = np.array([state.sizes.get(client, 0) for client in available], np.float64)
         known = [float(size) for size in sizes if size]
         sizes[sizes == 0] = np.mean(known) if known else 1.0
-        if known and self._defending:  # a round's own limit is that of its few clients
-            sizes = np.minimum(sizes, self.federation.defence.weight * lower_median(known))
-        urns = distributions(ward(self.distances(available)), sizes, count)
-        draws = stream(self.federation.seed, "sample", number)
-        self.times = Counter(available[draws.choice(len(available), p=urn)] for urn in urns)
-        return tuple(self.times)
+        urns = distributions(ward(self.distances(state, available)), sizes, round.count)
+        draws = stream(round.seed, "sample", round.number)
+        drawn = [available[draws.choice(len(available), p=urn)] for urn in urns]
+        state.times = dict(Counter(drawn))
+        return tuple(state.times)
 
-    def distances(self, clients: Sequence[int]) -> Matrix:
+    def dispatch(self, state: CluSampState, round: Round) -> list[Task]:
+        """Send the global model; the method is the choice of clients, so no other client may replace a drawn one."""
+        return [replace(task, fixed=True) for task in super().dispatch(state, round)]
+
+    def distances(self, state: CluSampState, clients: Sequence[int]) -> Matrix:
         """Return the (n, n) distances of the updates of `clients`."""
-        seen = [i for i, client in enumerate(clients) if client in self.rows]
+        seen = [i for i, client in enumerate(clients) if client in state.rows]
         matrix = np.zeros((len(clients), len(clients)))
         if not seen:
             return matrix
-        rows = np.stack([self.rows[clients[i]] for i in seen])
+        rows = np.stack([state.rows[clients[i]] for i in seen])
         if self.params.distance == "arccos":
             matrix[np.ix_(seen, seen)] = angles(rows)
             return matrix
         from scipy.spatial.distance import cdist
 
         measure: Literal["cityblock", "sqeuclidean"] = "cityblock" if self.params.distance == "L1" else "sqeuclidean"
-        scales = np.array([self.scales[clients[i]] for i in seen])
+        scales = np.array([state.scales[clients[i]] for i in seen])
         values = rows.astype(np.float64) * scales[:, None]
         matrix[np.ix_(seen, seen)] = cdist(values, values, measure)
         unseen = [i for i in range(len(clients)) if i not in set(seen)]
@@ -125,54 +135,37 @@ class CluSamp(SingleModel[CluSampParams]):
         matrix[np.ix_(unseen, seen)] = lengths[None]
         return matrix
 
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Store the updates, then average the models over the draws."""
+    def aggregate(self, state: CluSampState, round: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Store the updates, then average the models over the draws, times n_k if asked for."""
         for upload in uploads:
             update = [
-                np.asarray(upload.arrays[n], np.float32).ravel() - self.model[n].ravel() for n in self.parameter_names
+                np.asarray(upload.arrays[n], np.float32).ravel() - state.model[n].ravel() for n in state.parameters
             ]
-            self.rows[upload.client], self.scales[upload.client] = self._compress(np.concatenate(update))
-            self.sizes[upload.client] = upload.num_examples
-        super().aggregate(current, uploads)
-        return {"distinct_clients": float(len(current.clients))}
-
-    def weights(self, uploads: list[Upload]) -> list[float]:
-        """Return how often each client was drawn (times n_k if asked for)."""
+            row, state.scales[upload.client] = self._compress(state, round.seed, np.concatenate(update))
+            state.rows[upload.client], state.sizes[upload.client] = row, upload.num_examples
         examples = self.params.weighting == "examples"
-        return [float(self.times[u.client] * (u.num_examples if examples else 1)) for u in uploads]
+        weights = [float(state.times[u.client] * (u.num_examples if examples else 1)) for u in uploads]
+        if uploads:
+            state.model = weighted_mean([upload.arrays for upload in uploads], weights)
+        return {"distinct_clients": float(len(round.clients))}
 
-    def _compress(self, update: Matrix) -> tuple[Matrix, float]:
+    def _compress(self, state: CluSampState, seed: int, update: Matrix) -> tuple[Matrix, float]:
         """Return the stored form of `update` (p,), and the factor that restores its scale."""
-        if self.kind == "sketch":
-            if self._projection is None:
-                draws = stream(self.federation.seed, "clusamp sketch")
-                buckets = draws.integers(0, self.params.sketch, self.width)
-                self._projection = buckets, draws.integers(0, 2, self.width).astype(np.float32) * 2 - 1
-            buckets, signs = self._projection
+        if state.kind == "sketch":
+            buckets, signs = projection(seed, self.params.sketch, state.width)
             return np.bincount(buckets, signs * update, self.params.sketch).astype(np.float32), 1.0
-        if self.kind == "float16":
+        if state.kind == "float16":
             scale = float(np.abs(update).max()) or 1.0
             return (update / scale).astype(np.float16), scale
         return update, 1.0
 
-    def state(self) -> State:
-        """Return the model, and row, scale and size of each client seen."""
-        state = super().state()
-        seen = sorted(self.rows)
-        if seen:
-            state.arrays["updates"] = np.stack([self.rows[client] for client in seen])
-            state.arrays["scales"] = np.array([self.scales[client] for client in seen])
-        state.values |= {"seen": seen, "sizes": [self.sizes[client] for client in seen], "kind": self.kind}
-        return state
 
-    def restore(self, state: State) -> None:
-        """Take over what :meth:`state` returned."""
-        super().restore(state)
-        seen = [int(client) for client in state.values["seen"]]
-        self.kind = str(state.values["kind"])
-        self.sizes = dict(zip(seen, (int(size) for size in state.values["sizes"])))
-        self.rows = {client: state.arrays["updates"][i] for i, client in enumerate(seen)}
-        self.scales = {client: float(state.arrays["scales"][i]) for i, client in enumerate(seen)}
+@lru_cache(maxsize=1)
+def projection(seed: int, sketch: int, width: int) -> tuple[NDArray[np.int64], Matrix]:
+    """Return the bucket and the sign of each of `width` values in a sketch of `sketch` numbers."""
+    draws = stream(seed, "clusamp sketch")
+    buckets = draws.integers(0, sketch, width)
+    return buckets, draws.integers(0, 2, width).astype(np.float32) * 2 - 1
 
 
 def choose_memory(params: CluSampParams, clients: int, width: int) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from fedcross.core.randomness import stream
+from fedcross.strategies.method import Round
+from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
 from fedcross.strategies.pool.mixing import routing, uniform
-from fedcross.strategies.round.pooled import Pooled, PooledParams
-from fedcross.strategies.wire.protocol import Round
 
 
 class DaisyChainParams(PooledParams):
@@ -27,7 +27,7 @@ class DaisyChainParams(PooledParams):
     average: int = Field(10, ge=1)
 
 
-class DaisyChain(Pooled[DaisyChainParams]):
+class DaisyChain(Pooled[DaisyChainParams, PoolState]):
     """Kamp, Fischer and Vreeken, Federated Learning from Small Datasets (FedDC), ICLR 2023, arXiv 2110.03469.
 
     Another FedDC is Gao et al., CVPR 2022, which corrects local drift; it is not this method.
@@ -38,25 +38,19 @@ class DaisyChain(Pooled[DaisyChainParams]):
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
-    Choices and deviations:
-
-    - The drawn clients are sorted, so that with all clients in every round slot i belongs to client i and a model stays
-      there until the next permutation, as in the paper. If clients are drawn anew each round, the models change their
-      clients in every round, whatever d is.
-    - If no upload is accepted for a slot, the slot keeps its model and takes no part in that round's permutation or
-      mean; it counts in the global mean.
-    - The paper's models move between clients through the server, so a round costs as much as one of FedAvg, and so it
-      does here.
+    Deviations: the drawn clients are sorted, so with all clients in every round a model stays at its client until the
+    next permutation, as in the paper; otherwise models change their clients in every round. A lost slot keeps its model
+    and takes no part in that round's permutation or mean; it counts in the global mean.
     """
 
-    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
-        """Draw as every method does, and sort the clients, so that slots stay with their clients if all take part."""
-        return tuple(sorted(super().sample(number, available)))
+    def sample(self, state: PoolState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
+        """Draw as every method does, and sort the clients."""
+        return tuple(sorted(super().sample(state, round, available)))
 
-    def recombine(self, current: Round, members: list[int]) -> None:
+    def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:
         """Average or permute, as the round's number says."""
-        if current.number % self.params.average == 0:
-            self.pool.mix(uniform(len(self.pool), members))
-        elif current.number % self.params.daisy == 0:
-            order = stream(current.seed, "daisy", current.number).permutation(len(members))
-            self.pool.mix(routing(len(self.pool), members, order))
+        if round.number % self.params.average == 0:
+            state.pool.mix(uniform(len(state.pool), members))
+        elif round.number % self.params.daisy == 0:
+            order = stream(round.seed, "daisy", round.number).permutation(len(members))
+            state.pool.mix(routing(len(state.pool), members, order))

@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcross.strategies.fedsam import TINY, FedSAM, FedSAMParams, Sharpness
-from fedcross.strategies.parts.objective import Prepared, Visit
+from fedcross.strategies.objective import Prepared, Visit
 
 
 class FedASAMParams(FedSAMParams):

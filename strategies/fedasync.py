@@ -5,10 +5,9 @@ from __future__ import annotations
 from pydantic import Field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.asynchronous.single import AsyncSingle
+from fedcross.strategies.method import Upload
+from fedcross.strategies.parts.async_single import AsyncSingle, AsyncState
 from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.wire.protocol import Upload
-from fedcross.strategies.wire.records import Arrays
 
 
 class FedAsyncParams(Settings):
@@ -26,7 +25,7 @@ class FedAsyncParams(Settings):
     power: float = Field(0.5, ge=0)
 
 
-class FedAsync(AsyncSingle[FedAsyncParams]):
+class FedAsync(AsyncSingle[FedAsyncParams, AsyncState]):
     """Xie, Koyejo, Gupta, Asynchronous Federated Optimization, 2019 (arXiv 1903.03934), with polynomial staleness.
 
     Each upload u sets ``w = (1 - b) w + b u`` with ``b = beta (s + 1)^-p``; its staleness s is the number of uploads
@@ -38,8 +37,8 @@ class FedAsync(AsyncSingle[FedAsyncParams]):
     train plainly. Batch-normalisation statistics are averaged with the same weights, counters truncated.
     """
 
-    def take(self, upload: Upload, sent: Arrays, staleness: int) -> None:
+    def take(self, state: AsyncState, upload: Upload, staleness: int) -> None:
         """Move the model towards the upload."""
         share = self.params.beta * (staleness + 1) ** -self.params.power
-        self.model = weighted_mean([self.model, upload.arrays], [1 - share, share])
-        self.version += 1
+        state.model = weighted_mean([state.model, upload.arrays], [1 - share, share])
+        state.version += 1

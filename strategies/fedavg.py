@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Upload
+from fedcross.strategies.method import Upload
+from fedcross.strategies.parts.single_model import SingleModel
 
 
 class FedAvgParams(Settings):

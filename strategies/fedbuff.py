@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from logging import WARNING
 
 import numpy as np
@@ -9,10 +10,9 @@ from flwr.common.logger import log
 from pydantic import Field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.asynchronous.single import AsyncSingle
-from fedcross.strategies.parts.averaging import truncated
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.wire.protocol import Upload
+from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.parts.async_single import AsyncSingle, AsyncState
+from fedcross.strategies.pool.pool import whole
 from fedcross.strategies.wire.records import Arrays
 
 
@@ -31,7 +31,15 @@ class FedBuffParams(Settings):
     server_lr: float = Field(1.0, gt=0)
 
 
-class FedBuff(AsyncSingle[FedBuffParams]):
+@dataclass
+class FedBuffState(AsyncState):
+    """w and its version, the sum of the buffered updates, and their number."""
+
+    total: Arrays = field(default_factory=dict)
+    count: int = 0
+
+
+class FedBuff(AsyncSingle[FedBuffParams, FedBuffState]):
     """Nguyen et al., Federated Learning with Buffered Asynchronous Aggregation, AISTATS 2022.
 
     An upload u is an update ``d = u - w_sent`` to the model that its client got, times ``1/sqrt(1 + s)``; its staleness
@@ -44,56 +52,44 @@ class FedBuff(AsyncSingle[FedBuffParams]):
     and truncated. The paper's secure aggregation and privacy are not part of this.
     """
 
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> FedBuffState:
         """Keep the initial model and an empty buffer."""
-        super().setup(arrays)
-        self._empty()
-
-    def _empty(self) -> None:
-        kinds = {name: a.dtype if a.dtype.kind == "f" else np.dtype(np.float64) for name, a in self.model.items()}
-        self.sum: Arrays = {name: np.zeros(a.shape, kinds[name]) for name, a in self.model.items()}
-        self.count = 0
+        model = super().init(start).model
+        return FedBuffState(model, total=empty(model))
 
     @np.errstate(over="ignore", invalid="ignore")  # the evaluation of a model that is not finite ends the run
-    def take(self, upload: Upload, sent: Arrays, staleness: int) -> None:
+    def take(self, state: FedBuffState, upload: Upload, staleness: int) -> None:
         """Add the update to the buffer; take a step if it is full."""
-        share = 1 / float(np.sqrt(1 + staleness))
-        for name, total in self.sum.items():
+        share, sent = 1 / float(np.sqrt(1 + staleness)), upload.task.arrays
+        for name, total in state.total.items():
             total += share * (upload.arrays[name].astype(total.dtype) - sent[name].astype(total.dtype))
-        self.count += 1
-        if self.count < self.params.buffer:
+        state.count += 1
+        if state.count < self.params.buffer:
             return
-        step = self.params.server_lr / self.count
-        moved = {name: array + step * self.sum[name] for name, array in self.model.items()}
-        self.model = {
+        step = self.params.server_lr / state.count
+        moved = {name: array + step * state.total[name] for name, array in state.model.items()}
+        state.model = {
             name: np.asarray(moved[name]).astype(array.dtype)
             if array.dtype.kind == "f"
-            else np.where(self.sum[name] == 0, array, truncated(moved[name], array.dtype))  # float64 lacks large ones
-            for name, array in self.model.items()
+            else np.where(state.total[name] == 0, array, whole(moved[name]).astype(array.dtype))  # for int64
+            for name, array in state.model.items()
         }
-        self.version += 1
-        self._empty()
+        state.version += 1
+        state.total, state.count = empty(state.model), 0
 
-    def measure(self, number: int) -> dict[str, float]:
-        """Say so if the run ends with the model with which it began, as lost visits do not fill the buffer."""
-        if number == self.federation.rounds and self.count and not self.version:
+    def aggregate(self, state: FedBuffState, round: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Take the uploads; say so if the run ends with the model with which it began."""
+        metrics = super().aggregate(state, round, uploads)
+        if round.last and round.number == round.rounds and state.count and not state.version:
             log(
-                WARNING,
-                "fedcross: the server has taken no step: %d accepted updates, method.buffer=%d. So the model is as it "
-                "began. Lower method.buffer, or raise rounds.",
-                self.count, self.params.buffer,
+                WARNING, "fedcross: the server has taken no step: %d accepted updates, method.buffer=%d. So the model "
+                "is as it began. Lower method.buffer, or raise rounds.",
+                state.count, self.params.buffer,
             )  # fmt: skip
-        return super().measure(number)
+        return metrics
 
-    def state(self) -> State:
-        """Return the models and the buffer."""
-        state = super().state()
-        state.arrays |= {f"sum.{name}": array for name, array in self.sum.items()}
-        state.values["count"] = self.count
-        return state
 
-    def restore(self, state: State) -> None:
-        """Load what :meth:`state` returned."""
-        super().restore(state)
-        self.sum = {name: state.arrays[f"sum.{name}"].copy() for name in self.spec}
-        self.count = int(state.values["count"])
+def empty(model: Arrays) -> Arrays:
+    """Return a sum of no updates: float entries in their dtype, integers in float64."""
+    kinds = {name: a.dtype if a.dtype.kind == "f" else np.dtype(np.float64) for name, a in model.items()}
+    return {name: np.zeros(a.shape, kinds[name]) for name, a in model.items()}

@@ -5,17 +5,23 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedcross.strategies.asynchronous.pool import AsyncPool
 from fedcross.strategies.fedcross import Alpha
+from fedcross.strategies.method import Round
+from fedcross.strategies.parts.async_pool import AsyncPool, AsyncPoolState
+from fedcross.strategies.parts.pooled import PooledParams
 from fedcross.strategies.parts.schedule import Constant
-from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.pool.mixing import Mixing, cross, identity
-from fedcross.strategies.pool.selection import Question, find_selection
-from fedcross.strategies.pool.similarity import FROM_GRAM, Part, find_similarity
-from fedcross.strategies.round.pooled import PooledParams
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.pool.mixing import (
+    FROM_GRAM,
+    SELECTIONS,
+    Matrix,
+    Mixing,
+    Part,
+    Question,
+    cross,
+    identity,
+    similarity,
+)
 
 
 class FedCrossAsyncParams(PooledParams):
@@ -41,7 +47,7 @@ class FedCrossAsyncParams(PooledParams):
     gap: Literal["inverse", "none"] = "inverse"
 
 
-class FedCrossAsync(AsyncPool[FedCrossAsyncParams]):
+class FedCrossAsync(AsyncPool[FedCrossAsyncParams, AsyncPoolState]):
     """FedCross with one visit under way for each slot; this project's own method, nobody has published it.
 
     When the upload v_i of slot i arrives, the selection picks a collaborator co(i) among the slots that have had an
@@ -62,37 +68,33 @@ class FedCrossAsync(AsyncPool[FedCrossAsyncParams]):
     FedCross leaves lost slots out of a round's mixing.
     """
 
-    def setup(self, arrays: Arrays) -> None:
-        """Fill the pools and look up the selection."""
-        super().setup(arrays)
-        self._selection = find_selection(self.params.selection)
-        self._columns = self.pool.layout.columns(self.params.part)
-
-    def mixing(self, current: Round, slots: list[int]) -> tuple[Mixing, dict[str, float]]:
+    def mixing(self, state: AsyncPoolState, round: Round, slots: list[int]) -> Mixing:
         """Choose collaborators for `slots` and weigh them by how far they are behind."""
-        members = [slot for slot, version in enumerate(self.versions) if version]
-        m, versions = len(members), self.versions
+        versions, k = state.versions, len(state.pool)
+        members = [slot for slot, version in enumerate(versions) if version]
+        m = len(members)
         if m < 2:
-            return identity(self.slots), {}
-        measured = self._similarity(members) if self._selection.needs_similarity else None
+            return identity(k)
+        selection = SELECTIONS[self.params.selection]
+        measured = self._similarity(state, members) if selection.needs_similarity else None
         partners, alphas = np.arange(m), [1.0] * m
         for version in sorted({versions[slot] for slot in slots}):
             alpha = self.params.alpha.at(version)
-            found = self._selection(Question(m, version, current.seed, measured))
+            found = selection(Question(m, version, round.seed, measured))
             for i, slot in enumerate(members):
                 if slot in slots and versions[slot] == version and alpha < 1:
                     partners[i] = found[i]
                     alphas[i] = self._share(alpha, version - versions[members[int(found[i])]])
-        return cross(self.slots, members, partners, alphas), {}
+        return cross(k, members, partners, alphas)
 
     def _share(self, alpha: float, behind: int) -> float:
         """Return alpha_i for a collaborator that is `behind` by so many uploads."""
         return alpha if behind <= 0 or self.params.gap == "none" else 1 - (1 - alpha) / (1 + behind)
 
-    def _similarity(self, members: list[int]) -> NDArray[np.float64]:
-        """Return the similarity matrix of the members' uploads."""
-        measure = FROM_GRAM.get(self.params.similarity)
-        if measure is None:
-            return find_similarity(self.params.similarity)(self.uploads, members, self.params.part)
-        gram = self.uploads.gram(columns=self._columns)
-        return measure(gram[np.ix_(members, members)])
+    def _similarity(self, state: AsyncPoolState, members: list[int]) -> Matrix:
+        """Return the similarity matrix of the members' uploads; of the whole pool's, as FedCross computes it."""
+        params, pool = self.params, state.uploads
+        if params.similarity not in FROM_GRAM:
+            return similarity(params.similarity, pool, members, params.part)
+        gram = pool.gram(columns=pool.layout.columns(params.part))
+        return FROM_GRAM[params.similarity](gram[np.ix_(members, members)])

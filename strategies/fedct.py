@@ -10,25 +10,24 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcross.core.errors import ConfigError
+from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.moon import Contrast, MoonParams
-from fedcross.strategies.parts.matching import MATCHINGS, Costs, consistency
-from fedcross.strategies.parts.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
-from fedcross.strategies.parts.projection import project
-from fedcross.strategies.parts.prototypes import away, contrast, partners
-from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.round.cross_training import (
+from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
+from fedcross.strategies.parts.cross_training import (
     BIAS,
     GROUP,
     WEIGHT,
     CrossObjective,
+    CrossState,
     CrossTraining,
     CrossTrainingParams,
-    Learner,
     average,
     fuse,
 )
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.parts.matching import MATCHINGS, Costs, consistency
+from fedcross.strategies.parts.projection import project
+from fedcross.strategies.parts.prototypes import away, contrast, partners
+from fedcross.strategies.pool.pool import Arrays
 
 
 class FedCTParams(CrossTrainingParams, MoonParams):
@@ -57,6 +56,16 @@ class FedCTParams(CrossTrainingParams, MoonParams):
         "batch", description="what an embedding is mixed with: another example's, or the prototype of its class"
     )
 
+    @property
+    def guides(self) -> bool:
+        """Whether a term of the host's loss needs the fused prototypes."""
+        return self.kappa > 0 or (self.eta > 0 and self.mixing == "prototypes")
+
+    @property
+    def uses_prototypes(self) -> bool:
+        """Whether the route or the contrast needs them."""
+        return self.broadcast != "random" or self.guides
+
     def remarks(self) -> list[str]:
         """Return what is allowed but unusual."""
         if self.broadcast == "random" and self.matching != "assignment":
@@ -76,6 +85,8 @@ class FedCTParams(CrossTrainingParams, MoonParams):
 
 class FedctObjective(CrossObjective[FedCTParams]):
     """At a host ``CE + kappa APCL + eta MFA``; at home the base loss."""
+
+    halves = True
 
     def __init__(self, params: FedCTParams) -> None:
         super().__init__(params)
@@ -172,67 +183,42 @@ class FedCT(CrossTraining[FedCTParams]):
     """
 
     Objective = FedctObjective
-    halves = True
-    _met: float | None = None
 
-    def setup(self, arrays: Arrays) -> None:
-        """Keep the initial model.
-
-        Raises
-        ------
-        ConfigError
-            If clients cannot compress the uploads that these settings ask for, or the model has no linear classifier.
-        """
-        if faults := self.params.upload_faults(self.federation.compression.up):
-            raise ConfigError(faults)
-        super().setup(arrays)
-
-    @classmethod
-    def build_model(cls, model: nn.Module, params: FedCTParams) -> nn.Module:
+    def network(self, model: nn.Module, deployed: bool = False) -> nn.Module:
         """Return `model`, with MOON's projection head if that is the base loss."""
-        return project(model, params, cls.__name__) if params.base == "moon" else model
+        changes = self.params.base == "moon" and not deployed
+        return project(model, self.params, type(self).__name__) if changes else model
 
-    @property
-    def uses_prototypes(self) -> bool:
-        """Whether the route or the contrast needs them."""
-        return self.params.broadcast != "random" or self._guides
-
-    @property
-    def _guides(self) -> bool:
-        """Whether a term of the host's loss needs the fused prototypes."""
-        return self.params.kappa > 0 or (self.params.eta > 0 and self.params.mixing == "prototypes")
-
-    def route(self, current: Round) -> dict[int, int]:
+    def route(self, state: CrossState, round: Round) -> dict[int, int]:
         """Return the host of each model by the broadcast rule."""
         if self.params.broadcast == "random":
-            return super().route(current)
-        slots, clients, stay = self.places(current)
-        values = self.consistencies(slots, clients)
+            return super().route(state, round)
+        slots, clients, stay = self.places(state, round)
+        values = self.consistencies(state, slots, clients)
         costs = values if self.params.broadcast == "consistency" else -values
         hosts = MATCHINGS[self.params.matching](costs, stay)
-        self._met = float(values[np.arange(len(slots)), hosts].mean())
+        state.met = float(values[np.arange(len(slots)), hosts].mean())
         return {slot: clients[column] for slot, column in zip(slots, hosts)}
 
-    def consistencies(self, slots: list[int], clients: list[int]) -> Costs:
+    def consistencies(self, state: CrossState, slots: list[int], clients: list[int]) -> Costs:
         """Return ``v_ij`` of the models in `slots` and the `clients`, (models, clients), in nats."""
-        return np.array([[self._consistency(self.learners[slot], client) for client in clients] for slot in slots])
 
-    def guidance(self, slot: int) -> dict[str, Arrays]:
+        def one(slot: int, client: int) -> float:
+            arrays, held = state.learners[slot].arrays, state.latest.get(client)
+            return 0.0 if held is None else consistency(arrays[WEIGHT], arrays.get(BIAS), held.vectors, held.present)
+
+        return np.array([[one(slot, client) for client in clients] for slot in slots])
+
+    def guidance(self, state: CrossState, slot: int) -> dict[str, Arrays]:
         """Send the fused prototypes of both views."""
-        local = self.learners[slot].prototypes
-        if local is None or not self._guides:
+        local = state.learners[slot].prototypes
+        if local is None or not self.params.guides:
             return {}
-        overall = average([self.latest[client] for client in sorted(self.latest)])
+        overall = average([state.latest[client] for client in sorted(state.latest)])
         return {GROUP: fuse(overall, local, self.params.fusion).group()}
 
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: CrossState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Aggregate, and report the mean ``v_ij`` of the models and hosts that were matched last."""
-        metrics = super().aggregate(current, uploads)
-        met, self._met = self._met, None
+        metrics = super().aggregate(state, round, uploads)
+        met, state.met = state.met, None
         return metrics if met is None else {**metrics, "route_consistency": met}
-
-    def _consistency(self, learner: Learner, client: int) -> float:
-        held = self.latest.get(client)
-        if held is None:
-            return 0.0
-        return consistency(learner.arrays[WEIGHT], learner.arrays.get(BIAS), held.vectors, held.present)

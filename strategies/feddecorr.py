@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors
-from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors
+from fedcross.strategies.parts.single_model import SingleModel
 
 #: Keeps the standardisation finite where a dimension is constant over the batch.
 EPSILON = 1e-8
@@ -43,6 +43,8 @@ class FedDecorrParams(Settings):
 class Decorrelated(Objective[FedDecorrParams]):
     """Cross-entropy + beta times :func:`decorrelation` of the batch's embeddings."""
 
+    halves = True
+
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
         z = net.features(params, buffers, batch.x)
@@ -68,4 +70,3 @@ class FedDecorr(SingleModel[FedDecorrParams]):
     """
 
     Objective = Decorrelated
-    halves = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,8 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.parts.objective import (
+from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.objective import (
     Objective,
     Outcome,
     Prepared,
@@ -23,9 +24,8 @@ from fedcross.strategies.parts.objective import (
     flatten,
     unflatten,
 )
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.wire.records import Arrays
 
 
@@ -48,6 +48,7 @@ class FedDynParams(Settings):
 class Dynamic(Objective[FedDynParams]):
     """Cross-entropy - <g_u, w> + (a/2) ||w - w_t||^2, both terms through their gradient."""
 
+    assumes_sgd = True
     keeps = True
 
     def prepare(self, visit: Visit) -> Prepared:
@@ -69,7 +70,16 @@ class Dynamic(Objective[FedDynParams]):
         return Outcome(state=as_arrays(unflatten(new, visit.params)))
 
 
-class FedDyn(SingleModel[FedDynParams]):
+@dataclass
+class FedDynState(ModelState):
+    """w, the last uploads' mean, the sum of all drifts ``-N h/a``, and N."""
+
+    mean: Arrays
+    drift: Arrays
+    population: int = 0
+
+
+class FedDyn(SingleModel[FedDynParams, FedDynState]):
     """Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
 
     Client u minimises ``f_u(w) - <g_u, w> + (a/2) ||w - w_t||^2`` and then sets ``g_u -= a (w_u - w_t)``. The server
@@ -85,62 +95,37 @@ class FedDyn(SingleModel[FedDynParams]):
     weight decay .001 and gradients clipped to norm 10 (``train.clip=10``), which are settings of the run here. It
     evaluates the mean of the uploads, as ``global_model=uploads`` does.
 
-    With ``defence.enabled`` long updates are shortened, and only those of a million medians are quarantined: a client
-    whose g_u does not fit sends long ones until g_u does, which it never would if they were lost.
-
     Deviations: the terms act on parameters; statistics of batch normalisation are averaged. If a client's upload is
     lost, its g_u and h stay as they were. A client that loses its disk starts again at g_u = 0, and its old share stays
     in h. The reported training loss is the cross-entropy alone.
     """
 
     Objective = Dynamic
-    unusual = 1e6
 
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> FedDynState:
         """Keep the initial model; no client has drifted yet."""
-        super().setup(arrays)
-        self.mean = self.model
-        self.drift: Arrays = {name: np.zeros_like(arrays[name]) for name in self.parameter_names}
-        self.population = 0
+        model = super().init(start).model
+        return FedDynState(model, model, {name: np.zeros_like(start.arrays[name]) for name in start.parameters})
 
-    def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
+    def sample(self, state: FedDynState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Draw as every method does, and store the largest number of connected clients so far."""
-        self.population = max(self.population, len(available))
-        return super().sample(number, available)
+        state.population = max(state.population, len(available))
+        return super().sample(state, round, available)
 
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: FedDynState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Add the uploads' drifts to the sum, and move their mean by the sum's share of one client."""
         if not uploads:
             return {}
-        self.mean = weighted_mean([upload.arrays for upload in uploads], [1.0] * len(uploads))
-        self.drift = {
-            name: np.asarray(
-                np.sum([total, *(u.arrays[name] - self.model[name] for u in uploads)], axis=0), dtype=total.dtype
-            )
-            for name, total in self.drift.items()
-        }
-        count = max(self.population, len(uploads))
-        moved = {
-            name: np.asarray(self.mean[name] + total / count, dtype=total.dtype) for name, total in self.drift.items()
-        }
-        self.model = {**self.mean, **moved}
+        state.mean = weighted_mean([upload.arrays for upload in uploads], [1.0] * len(uploads))
+        count, moved = max(state.population, len(uploads)), {}
+        for name, total in state.drift.items():
+            drifts = (upload.arrays[name] - state.model[name] for upload in uploads)
+            new = np.asarray(np.sum([total, *drifts], axis=0), dtype=total.dtype)
+            moved[name] = np.asarray(state.mean[name] + new / count, dtype=total.dtype)
+            state.drift[name] = new
+        state.model = {**state.mean, **moved}
         return {}
 
-    def global_model(self) -> Arrays:
+    def global_model(self, state: FedDynState) -> Arrays:
         """Return the mean of the last uploads or, if so configured, the model that clients start from."""
-        return self.mean if self.params.global_model == "uploads" else self.model
-
-    def state(self) -> State:
-        """Return both models, the sum of drifts and the number of clients."""
-        state = super().state()
-        state.arrays |= {f"mean.{name}": array for name, array in self.mean.items()}
-        state.arrays |= {f"drift.{name}": array for name, array in self.drift.items()}
-        state.values["population"] = self.population
-        return state
-
-    def restore(self, state: State) -> None:
-        """Load what :meth:`state` returned."""
-        super().restore(state)
-        self.mean = {name: state.arrays[f"mean.{name}"] for name in self.spec}
-        self.drift = {name: state.arrays[f"drift.{name}"] for name in self.parameter_names}
-        self.population = int(state.values["population"])
+        return state.mean if self.params.global_model == "uploads" else state.model

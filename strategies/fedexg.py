@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedcross.strategies.round.cross_training import CrossTraining, CrossTrainingParams
+from fedcross.strategies.parts.cross_training import CrossTraining, CrossTrainingParams
 
 
 class FedExg(CrossTraining[CrossTrainingParams]):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from fedcross.core.settings import Settings
+from fedcross.strategies.method import Round, Start, Upload
 from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.wire.records import Arrays
 
 
@@ -36,7 +36,16 @@ class FedExPParams(Settings):
     last_two: bool = True
 
 
-class FedExP(SingleModel[FedExPParams]):
+@dataclass
+class FedExPState(ModelState):
+    """The global model, the names of its parameters, those of the model before, and whether a round has moved it."""
+
+    parameters: tuple[str, ...]
+    before: Arrays = field(default_factory=dict)
+    moved: bool = False
+
+
+class FedExP(SingleModel[FedExPParams, FedExPState]):
     """Jhunjhunwala, Wang and Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023.
 
     With the updates ``d_u = w_u - w`` and their mean d the server sets ``w += eta_g d``,
@@ -55,58 +64,43 @@ class FedExP(SingleModel[FedExPParams]):
     evaluated; the authors' code leaves them as they were at first. If an upload is lost, the means are over the others.
     """
 
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> FedExPState:
         """Keep the initial model; there is none before it."""
-        super().setup(arrays)
-        self.before: Arrays = {}
-        self._moved = False
+        return FedExPState(super().init(start).model, start.parameters)
 
     def weights(self, uploads: list[Upload]) -> list[float]:
         """Return n_k, or 1 for uniform means."""
         return super().weights(uploads) if self.params.weighting == "examples" else [1.0] * len(uploads)
 
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: FedExPState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the uploads and extrapolate."""
         if not uploads:
             return {}
         weights = self.weights(uploads)
         mean = weighted_mean([upload.arrays for upload in uploads], weights)
-        each = [self._square(upload.arrays) for upload in uploads]
-        size = self._square(mean) + self.params.epsilon
+        each = [_square(state, upload.arrays) for upload in uploads]
+        size = _square(state, mean) + self.params.epsilon
         step = max(1.0, float(np.average(each, weights=weights)) / (2 * size)) if size > 0 else 1.0
         step = min(step, self.params.most) if self.params.most is not None else step
-        if self._moved:  # the initial model is no result of a round
-            self.before = {name: self.model[name] for name in self.parameter_names}
-        self._moved = True
+        if state.moved:  # the initial model is no result of a round
+            state.before = {name: state.model[name] for name in state.parameters}
+        state.moved = True
         if step > 1:
-            for name in self.parameter_names:
-                start = self.model[name]
+            for name in state.parameters:
+                start = state.model[name]
                 mean[name] = np.asarray(start + step * (mean[name] - start), dtype=start.dtype)
-        self.model = mean
+        state.model = mean
         return {"server_step": step}
 
-    def _square(self, arrays: Arrays) -> float:
-        """Return the squared norm of the update from the global model to `arrays`, in float64."""
-        updates = (np.subtract(arrays[name], self.model[name], dtype=np.float64) for name in self.parameter_names)
-        return float(sum(np.vdot(update, update) for update in updates))
-
-    def global_model(self) -> Arrays:
+    def global_model(self, state: FedExPState) -> Arrays:
         """Return the mean of the last two global models, or the newest one."""
-        if not (self.params.last_two and self.before):
-            return self.model
-        middle = {name: np.asarray((self.model[name] + old) / 2, old.dtype) for name, old in self.before.items()}
-        return {**self.model, **middle}
+        if not (self.params.last_two and state.before):
+            return state.model
+        middle = {name: np.asarray((state.model[name] + old) / 2, old.dtype) for name, old in state.before.items()}
+        return {**state.model, **middle}
 
-    def state(self) -> State:
-        """Return the global model and the parameters of the one before."""
-        state = super().state()
-        state.arrays |= {f"before.{name}": array for name, array in self.before.items()}
-        state.values["moved"] = self._moved
-        return state
 
-    def restore(self, state: State) -> None:
-        """Load what :meth:`state` returned."""
-        super().restore(state)
-        self._moved = bool(state.values["moved"])
-        names = [name for name in self.parameter_names if f"before.{name}" in state.arrays]
-        self.before = {name: state.arrays[f"before.{name}"] for name in names}
+def _square(state: FedExPState, arrays: Arrays) -> float:
+    """Return the squared norm of the update from the global model to `arrays`, in float64."""
+    updates = (np.subtract(arrays[name], state.model[name], dtype=np.float64) for name in state.parameters)
+    return float(sum(np.vdot(update, update) for update in updates))

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedcross.strategies.method import Evaluation, Round, Start, Upload
+from fedcross.strategies.objective import Objective
 from fedcross.strategies.parts.control_variates import MIB, ControlVariates, places
-from fedcross.strategies.parts.widths import Widths
-from fedcross.strategies.pool import blocks
-from fedcross.strategies.pool.layout import Array, Arrays, Layout
-from fedcross.strategies.pool.passes import approach, follow, shrink, squared_distance
-from fedcross.strategies.pool.pool import Pool
-from fedcross.strategies.pool.sliced import SlicedPool
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.pooled import Pooled, PooledParams
-from fedcross.strategies.round.sized_slots import SizedSlots
-from fedcross.strategies.wire.protocol import Payload, Round, Upload
-from fedcross.tasks.models.slicing.plan import Size
+from fedcross.strategies.parts.corners import WidthPool
+from fedcross.strategies.parts.pool_steps import approach, follow, shrink, squared_distance
+from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
+from fedcross.strategies.parts.widths import Nested, Widths
+from fedcross.strategies.pool import loops
+from fedcross.strategies.pool.pool import Array, Arrays, Pool
+from fedcross.tasks.models.width import Width
 
 FEW = 3
 """Fewer visits than this say nothing about what is usual, once something is known about it."""
@@ -99,7 +96,32 @@ class FedFanParams(PooledParams, Widths):
         return (self.tail + 1) / (self.tail + number)
 
 
-class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
+@dataclass(kw_only=True)
+class FedFanState(PoolState):
+    """The pool, and rows (d,): its mean, the last step, the average of means, the initial model.
+
+    ``counters`` are the mean's integers (i,), ``statistics`` the mean buffers (L, d - p) of each width, ``visit`` u,
+    a visit's squared length, ``way`` the mean's distance from the initial model, ``pushed`` p c.
+    """
+
+    mean: Array
+    step: Array
+    average: Array
+    origin: Array
+    counters: Array
+    statistics: Array
+    variates: ControlVariates
+    visit: float = 0.0
+    way: float = 0.0
+    pushed: float = 0.0
+
+    @property
+    def visits(self) -> float:
+        """n, how many visits' lengths the mean is away from the initial model."""
+        return self.way / math.sqrt(self.visit) if self.visit > 0 else 0.0
+
+
+class FedFan(Pooled[FedFanParams, FedFanState]):
     """A method of this project (2026), against FedCross's slow start and the noise of its mean: docs/fedfan.md.
 
     With the pool's mean M_t after the uploads v_i of round t, from the models w_i that were sent, the mean's step
@@ -118,20 +140,12 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
     y_c is what client c changed last, Y the mean of all y_c, and s and b_i are measured
     (:class:`~strategies.parts.control_variates.ControlVariates`).
 
-    As long as the mean has not come far, compared with what one client changes, all models start from it, as in FedAvg,
-    and go on along its step while its steps agree. Then the pool opens, up to FedCross's share of alpha. Where clients
-    differ much, their visits are long and the mean's way is short, so the pool stays closed for longer. W is the global
-    model. What a client repeats is taken off as in SAGA and FedVARP. To shrink the parameters is decoupled weight decay
-    on the server; that smaller models generalise better is FedLAW's finding (ICML 2023). The averaging of W is Shamir
-    and Zhang's polynomial-decay average (ICML 2013); a push by the last step is Polyak's heavy ball (1964), and to drop
-    it when steps turn is the idea of O'Donoghue and Candes's adaptive restart (2015).
+    While the mean has not come far, all models start from it, as in FedAvg, and go on along its coherent steps. Then
+    the pool opens, up to FedCross's share of alpha. W is the global model, Shamir and Zhang's polynomial-decay average
+    (ICML 2013). The correction is that of SAGA and FedVARP, the push a heavy ball (Polyak 1964) that stops when steps
+    turn, shrinking is decoupled weight decay on the server (FedLAW, ICML 2023).
 
     State: the pool, K models, four more, M, D, W and M_0, and u; clients keep none. Wire: one model down, one up.
-
-    Cost on the server: one pass that compares the uploads with what was sent, one that reads the pool for the mean, one
-    that reads and writes it in place, and four over single models (step, cosine, way, average). Memory: the pool and
-    six models. The correction: two passes over the uploads and what is remembered, three models, one for each upload
-    and up to `memory_mb`, of which a checkpoint makes and holds a copy. To shrink is one more pass over the pool.
 
     Choices:
 
@@ -147,147 +161,118 @@ class FedFan(Pooled[FedFanParams], SizedSlots[FedFanParams]):
       the way are those of the full model. No upload is corrected, since a client's models differ in size.
     """
 
-    def make_pool(self, layout: Layout) -> Pool:
-        """Return a pool of full models, or of slices if `widths` are set."""
-        return self.pool_of_widths(layout, self.federation.clients_per_round, self.params.storage)
+    def objective(self) -> Objective:
+        """Return cross-entropy, of the narrower widths too with ``nested``."""
+        return Nested(self.params) if self.params.nested else super().objective()
 
-    def setup(self, arrays: Arrays) -> None:
-        """Fill the pool with copies of the initial model, from which the first step and the way are counted."""
-        super().setup(arrays)
-        self.mean, self.counters = self.pool.mean_row()
-        self.origin, self.average = self.mean.copy(), self.mean.copy()
-        self.steps = np.zeros((2, len(self.mean)), self.mean.dtype)
-        self._spare, self._newest, self.visit, self._way = np.zeros_like(self.mean), 0, 0.0, 0.0
-        self.statistics = self._statistics()
+    def init(self, start: Start) -> FedFanState:
+        """Return a pool of copies of the initial model, from which the first step and the way are counted."""
+        pool = self.pool_of(start, start.clients_per_round)
+        mean, counters = pool.mean_row()
         room = 0 if self.params.cuts() else self.params.memory_mb * MIB
-        self.variates = ControlVariates(self.pool.layout, room)
+        return FedFanState(
+            pool,
+            list(range(len(pool))),
+            mean=mean,
+            step=np.zeros_like(mean),
+            average=mean.copy(),
+            origin=mean.copy(),
+            counters=counters,
+            statistics=_statistics(pool),
+            variates=ControlVariates(pool.layout, room),
+        )
 
-    def dispatch(self, current: Round) -> list[Payload]:
-        """Send every slot to a client; with `widths`, to one whose device can hold its model."""
-        return self.dispatch_sized(current) if self.params.widths else super().dispatch(current)
-
-    def recombine(self, current: Round, members: list[int]) -> None:
+    def recombine(self, state: FedFanState, round: Round, members: list[int]) -> None:
         """Pull all models to their mean, push them along its step, and average the means."""
-        new, trained = 1 - self._newest, self._trained()
-        mean, self.counters = self.pool.mean_row(out=self._spare)
-        torch.sub(torch.from_numpy(mean), torch.from_numpy(self.mean), out=torch.from_numpy(self.steps[new]))
-        self.steps[new, trained.stop :] = 0
-        # Always the last step before the new one: a product's last bits depend on its rows' places.
-        along = max(0.0, cosine(blocks.gram(self.steps, np.array([1 - new, new]), slice(None))))
-        self._way = math.sqrt(squared_distance(mean[trained], self.origin[trained]))
-        self.pushed = self.params.push * along
-        own, newest, statistics = self.params.own(self.visits), self.params.newest(current.number), self._statistics()
-        if isinstance(self.pool, SlicedPool):
-            self.pool.follow(own, mean, self.steps[new], self.pushed)
-            for average, found in zip(self.statistics, statistics):
+        pool, trained = state.pool, state.pool.layout.columns("parameters")
+        mean, state.counters = pool.mean_row()
+        step = mean - state.mean
+        step[trained.stop :] = 0
+        along = max(0.0, cosine(loops.gram(np.stack([state.step, step]), np.arange(2), slice(None))))
+        state.way = math.sqrt(squared_distance(mean[trained], state.origin[trained]))
+        state.pushed = self.params.push * along
+        own, newest, statistics = self.params.own(state.visits), self.params.newest(round.number), _statistics(pool)
+        if isinstance(pool, WidthPool):
+            pool.follow(own, mean, step, state.pushed)
+            for average, found in zip(state.statistics, statistics):
                 approach(average, found, newest)
         else:
-            follow(self.pool, own, mean, self.steps[new], self.pushed)
-        approach(self.average, mean, newest)
+            follow(pool, own, mean, step, state.pushed)
+        approach(state.average, mean, newest)
         if self.params.shrink:
-            shrink(self.pool, trained, self.params.shrink)
-        self.mean, self._spare, self._newest = mean, self.mean, new
+            shrink(pool, trained, self.params.shrink)
+        state.mean, state.step = mean, step
 
-    @property
-    def visits(self) -> float:
-        """n, how many visits' lengths the mean is away from the initial model."""
-        return self._way / math.sqrt(self.visit) if self.visit > 0 else 0.0
-
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: FedFanState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Make the next pool.
 
         Metrics: ``push`` (p c), ``own_share`` (a), ``way`` (n), ``shortened`` (visits), ``recalled`` (s).
         """
         if not uploads:
-            return {}
-        lengths = [self._changed(upload) for upload in uploads]
-        most = self._longest(lengths)
+            return super().aggregate(state, round, uploads)
+        lengths = [_changed(state, upload) for upload in uploads]
+        most = self._longest(state, lengths)
         uploads = [
-            self._shortened(upload, math.sqrt(most / n)) if n > most else upload for upload, n in zip(uploads, lengths)
+            _shortened(state, upload, math.sqrt(most / n)) if n > most else upload
+            for upload, n in zip(uploads, lengths)
         ]
         length = sum(min(n, most) for n in lengths) / len(lengths)
-        uploads = self.variates.correct(uploads, self.pool.model)
-        self.visit += self.params.newest(current.number) * (length - self.visit)
-        metrics = super().aggregate(current, uploads)
-        metrics |= {"push": self.pushed, "own_share": self.params.own(self.visits), "way": self.visits}
+        uploads = state.variates.correct(uploads, state.pool.model)
+        state.visit += self.params.newest(round.number) * (length - state.visit)
+        metrics = super().aggregate(state, round, uploads)
+        metrics |= {"push": state.pushed, "own_share": self.params.own(state.visits), "way": state.visits}
         metrics["shortened"] = float(sum(n > most for n in lengths))
-        return metrics | ({"recalled": self.variates.recalled()} if self.variates.most else {})
+        return metrics | ({"recalled": state.variates.recalled()} if state.variates.most else {})
 
-    def _longest(self, lengths: Sequence[float]) -> float:
+    def _longest(self, state: FedFanState, lengths: Sequence[float]) -> float:
         """Return the squared length to which longer visits are shortened, from the squared lengths of the round's."""
         if self.params.limit is None:
             return math.inf
         factor, moved = self.params.limit**2, sorted(length for length in lengths if length > 0)
-        if moved and (len(moved) >= FEW or self.visit == 0):
+        if moved and (len(moved) >= FEW or state.visit == 0):
             median = moved[(len(moved) - 1) // 2]
-            if median > factor * self.visit:
+            if median > factor * state.visit:
                 return factor**2 * median
-        return factor * self.visit if self.visit > 0 else math.inf
+        return factor * state.visit if state.visit > 0 else math.inf
 
-    def _changed(self, upload: Upload) -> float:
-        """Return the squared length of what a client changed; call it before the upload is written."""
-        sent = self.pool.model(upload.slot)
-        return sum(squared_distance(upload.arrays[name], sent[name]) for name in self.parameter_names)
-
-    def _shortened(self, upload: Upload, share: float) -> Upload:
-        """Return `upload` with `share` of what its client changed; another object."""
-        sent = self.pool.model(upload.slot)
-        shorter = {name: sent[name] + share * (upload.arrays[name] - sent[name]) for name in self.parameter_names}
-        return replace(upload, arrays={**upload.arrays, **shorter})
-
-    def _trained(self) -> slice:
-        return self.pool.layout.columns("parameters")
-
-    def _statistics(self) -> Array:
-        """Return the mean float buffers (L, d - p) of the slots of each width; none without widths."""
-        return self.pool.buffers() if isinstance(self.pool, SlicedPool) else np.empty((0, 0))
-
-    def global_model(self) -> Arrays:
+    def global_model(self, state: FedFanState) -> Arrays:
         """Return the average of the pool's means, newly allocated."""
-        if isinstance(self.pool, SlicedPool):
-            return self._slice(self.pool, self.pool.levels[-1])
-        return self.pool.layout.views(self.average.copy(), self.counters)
+        if isinstance(state.pool, WidthPool):
+            return _at(state, state.pool, state.pool.levels[-1])
+        return state.pool.layout.views(state.average.copy(), state.counters)
 
-    def slice_models(self) -> dict[Size, Arrays]:
-        """Return the average of the means for every width."""
-        if not isinstance(self.pool, SlicedPool):
-            return {}
-        return {size: self._slice(self.pool, size) for size in reversed(self.pool.levels)}
+    def evaluation(self, state: FedFanState) -> Evaluation:
+        """Return the average of the means, for every width."""
+        pool = state.pool
+        if not isinstance(pool, WidthPool):
+            return Evaluation([self.global_model(state)])
+        return Evaluation([], {width: _at(state, pool, width) for width in reversed(pool.levels)})
 
-    def _slice(self, pool: SlicedPool, size: Size) -> Arrays:
-        row = self.average.copy()
-        row[self._trained().stop :] = self.statistics[pool.levels.index(size)]
-        return pool.assembled(row, size)
 
-    def state(self) -> State:
-        """Return the pool, the queue, the means, the last step, the initial model, a visit's length, the variates."""
-        state = super().state()
-        state.arrays |= {
-            "mean.row": self.mean,
-            "mean.integers": self.counters,
-            "step.row": self.steps[self._newest],
-            "average.row": self.average,
-            "origin.row": self.origin,
-        }
-        if isinstance(self.pool, SlicedPool):
-            state.arrays["statistics"] = self.statistics
-        state.values["visit"] = self.visit
-        state.arrays |= self.variates.state()
-        return state
+def _changed(state: FedFanState, upload: Upload) -> float:
+    """Return the squared length of what a client changed; call it before the upload is written."""
+    sent = state.pool.model(upload.slot)
+    names = (entry.name for entry in state.pool.layout.entries if entry.is_parameter)
+    return sum(squared_distance(upload.arrays[name], sent[name]) for name in names)
 
-    def restore(self, state: State) -> None:
-        """Load what :meth:`state` returned."""
-        super().restore(state)
-        self.mean, self.average, self.origin = (
-            state.arrays[f"{name}.row"].copy() for name in ("mean", "average", "origin")
-        )
-        self.steps = np.stack([state.arrays["step.row"], np.zeros_like(self.mean)])
-        self._spare, self._newest = np.zeros_like(self.mean), 0
-        self.counters = state.arrays["mean.integers"].copy()
-        if isinstance(self.pool, SlicedPool):
-            self.statistics = state.arrays["statistics"].copy()
-        self.visit = float(state.values["visit"])
-        self.variates.restore(state.arrays)
+
+def _shortened(state: FedFanState, upload: Upload, share: float) -> Upload:
+    """Return `upload` with `share` of what its client changed; another object."""
+    sent = state.pool.model(upload.slot)
+    names = (entry.name for entry in state.pool.layout.entries if entry.is_parameter)
+    shorter = {name: sent[name] + share * (upload.arrays[name] - sent[name]) for name in names}
+    return replace(upload, arrays={**upload.arrays, **shorter})
+
+
+def _statistics(pool: Pool) -> Array:
+    """Return the mean float buffers (L, d - p) of the slots of each width; none without widths."""
+    return pool.buffers() if isinstance(pool, WidthPool) else np.empty((0, 0))
+
+
+def _at(state: FedFanState, pool: WidthPool, width: Width) -> Arrays:
+    row = state.average.copy()
+    row[pool.layout.parameter_size :] = state.statistics[pool.levels.index(width)]
+    return pool.assembled(row, width)
 
 
 def cosine(products: NDArray[np.float64]) -> float:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.parts.objective import (
+from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.objective import (
     Batch,
     Net,
     Objective,
@@ -27,10 +27,10 @@ from fedcross.strategies.parts.objective import (
     as_arrays,
     as_tensors,
 )
-from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.fusion import FusedModel, operator
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
+from fedcross.strategies.pool.pool import Arrays
 
 Doubles = npt.NDArray[np.float64]
 
@@ -40,107 +40,6 @@ SHARE = "features.fusion.share"
 MIB = 2.0**20
 #: Examples at a time when global features are computed beforehand.
 CHUNK = 500
-
-
-class Concatenate(nn.Conv2d):
-    """Operator ``conv``: ``W [E_l(x) ; E_g(x)] + b``, a 1x1 convolution from 2C to C channels (Eq. 1 of the paper).
-
-    Weights: 2C * C + C, 8,256 for C = 64. PyTorch's default initial values. The code joins (local, global), the paper's
-    figure (global, local): the same family of functions.
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__(2 * channels, channels, 1)
-
-    def forward(self, local: Tensor, reference: Tensor) -> Tensor:  # type: ignore[override]
-        """Return fused features; all three are (batch, C, height, width)."""
-        return super().forward(torch.cat((local, reference), dim=1))
-
-
-class Blend(nn.Module):
-    """Operators ``multi`` and ``single``: ``lambda E_g(x) + (1 - lambda) E_l(x)`` (Eq. 2 and 3).
-
-    lambda starts at 0, has no bounds and is decayed as any weight. At 0 the result is E_l(x) to the bit.
-
-    Parameters
-    ----------
-    shares : int
-        C, one lambda per channel (``multi``), or 1 (``single``).
-    """
-
-    def __init__(self, shares: int) -> None:
-        super().__init__()
-        self.share = nn.Parameter(torch.zeros(shares))
-
-    def forward(self, local: Tensor, reference: Tensor) -> Tensor:
-        """Return fused features; all three are (batch, C, height, width)."""
-        share = self.share.view(-1, 1, 1).to(local.dtype)  # with train.precision=bfloat16 the features are narrower
-        return torch.lerp(local, reference.to(local.dtype), share)
-
-
-def operator(name: str, channels: int) -> nn.Module:
-    """Return the fusion operator `name` (``conv``, ``multi`` or ``single``) for features of `channels` channels."""
-    return Concatenate(channels) if name == "conv" else Blend(channels if name == "multi" else 1)
-
-
-class FusedFeatures(nn.Module):
-    """A model's features with a fusion operator behind the extractor; the other parts keep their names.
-
-    Parameters
-    ----------
-    features : Module
-        Children in order, the first called ``extractor``.
-    fusion : Module
-        ``(local, reference) -> fused``.
-
-    Notes
-    -----
-    The frozen extractor E_g is a submodule (``reference``) only in the network that the server evaluates. A client
-    copies it from the extractor that it received, so it is neither sent nor trained.
-    """
-
-    def __init__(self, features: nn.Module, fusion: nn.Module) -> None:
-        super().__init__()
-        for name, part in features.named_children():
-            self.add_module(name, part)
-            if name == "extractor":
-                self.fusion = fusion
-        self.reference: nn.Module | None = None
-
-    def forward(self, x: Tensor, reference: Tensor | None = None) -> Tensor:
-        """Return embeddings, shape (batch, embedding).
-
-        Parameters
-        ----------
-        x : Tensor, shape (batch, channels, height, width)
-            Inputs.
-        reference : Tensor, optional
-            E_g(x), shape (batch, C, height, width). Without it E_g is ``reference`` where this network has one, else
-            the extractor itself: a new client's first step.
-        """
-        local = self.get_submodule("extractor")(x)
-        if reference is None:
-            reference = local if self.reference is None else self.reference(x)
-        z = self.fusion(local, reference)
-        for name, part in self.named_children():
-            if name not in ("extractor", "fusion", "reference"):
-                z = part(z)
-        return cast("Tensor", z)
-
-
-class FusedModel(nn.Module):
-    """``classifier(features(x, reference))`` with the halves, names and attributes of the configured model."""
-
-    def __init__(self, model: nn.Module, fusion: nn.Module) -> None:
-        super().__init__()
-        self.features = FusedFeatures(model.get_submodule("features"), fusion)
-        self.classifier = model.get_submodule("classifier")
-        self.embedding = int(getattr(model, "embedding", 0))
-        self.extractor_channels = int(getattr(model, "extractor_channels", 0))
-
-    def forward(self, x: Tensor, reference: Tensor | None = None) -> Tensor:
-        """Return class scores, shape (batch, classes); `reference` as in :class:`FusedFeatures`."""
-        return cast("Tensor", self.classifier(self.features(x, reference)))
 
 
 class FedFusionParams(Settings):
@@ -167,6 +66,7 @@ class Fusion(Objective[FedFusionParams]):
     def __init__(self, params: FedFusionParams) -> None:
         super().__init__(params)
         self.keeps = params.momentum == "keep"
+        self.assumes_sgd = self.keeps
 
     def prepare(self, visit: Visit) -> Prepared:
         """Freeze the received extractor, compute global features where that is allowed, and take up kept momentum."""
@@ -228,7 +128,14 @@ def smoothed(before: npt.NDArray[np.generic], averaged: npt.NDArray[np.generic],
     return decay * before.astype(np.float64) + (1.0 - decay) * averaged.astype(np.float64)
 
 
-class FedFusion(SingleModel[FedFusionParams]):
+@dataclass
+class FedFusionState(ModelState):
+    """G, and the extractor of the round before."""
+
+    previous: Arrays
+
+
+class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
     """Yao et al., Towards Faster and Better Federated Learning: A Feature Fusion Approach, ICIP 2019.
 
     A client gets G = (E, F, C), keeps a frozen copy E_g of E, and trains E_l, F and C on
@@ -244,82 +151,67 @@ class FedFusion(SingleModel[FedFusionParams]):
     - The paper weights clients by examples, the code averages uniformly: ``weighting``, the paper's by default.
     - lambda's moving average is in section 3.2 of the paper and in the code. It starts at 0, and lambda does, so the
       lambda sent last is the average so far: no shadow copy is needed.
-    - The code infers with the new E and the *previous* round's E_g, since it evaluates the averaged copy of what the
-      clients held frozen: ``inference=previous`` (default). ``current`` uses the new E for both. The previous extractor
-      lives on the server; ``model.safetensors`` holds it as ``features.reference``.
-    - The code keeps each client's momentum from visit to visit; the paper is silent: ``momentum``, reset by default, as
-      for the methods it is compared with.
+    - The code infers with the new E and the *previous* round's E_g, which clients held frozen: ``inference=previous``
+      (default); ``current`` uses the new E for both. ``model.safetensors`` has it as ``features.reference``.
+    - The code keeps each client's momentum from visit to visit; the paper is silent: ``momentum``, reset by default.
     - The paper caches global features; the code cannot, because of its random crops: ``cache_mib``.
     - Batch normalisation in E_g (the authors' networks have none) uses the received statistics, unchanged.
     """
 
     Objective = Fusion
 
-    @classmethod
-    def build_model(cls, model: nn.Module, params: FedFusionParams) -> nn.Module:
-        """Return `model` with the fusion operator behind its extractor.
+    def network(self, model: nn.Module, deployed: bool = False) -> nn.Module:
+        """Return `model` with the fusion operator behind its extractor; deployed also with room for E_g.
 
         Raises
         ------
         ConfigError
             If the model has no convolution part that ends after its second block.
         """
+        if deployed:
+            if self.params.inference == "current":
+                return model
+            with_reference = copy.deepcopy(cast("FusedModel", model))
+            with_reference.features.reference = copy.deepcopy(with_reference.features.get_submodule("extractor"))
+            return with_reference
         channels = int(getattr(model, "extractor_channels", 0))
         if channels < 1:
             raise ConfigError(
                 "method=fedfusion fuses feature maps after the second convolution block, and this model marks none "
                 "(extractor_channels=0). Choose model=fedfusion_cifar, fedfusion_mnist, lenet5 or cnn_femnist."
             )
-        return FusedModel(model, operator(params.operator, channels))
+        return FusedModel(model, operator(self.params.operator, channels))
 
-    @classmethod
-    def evaluation_network(cls, network: nn.Module, params: FedFusionParams) -> nn.Module:
-        """Return a copy of `network` with room for the extractor of the round before."""
-        if params.inference == "current":
-            return network
-        with_reference = copy.deepcopy(cast("FusedModel", network))
-        with_reference.features.reference = copy.deepcopy(with_reference.features.get_submodule("extractor"))
-        return with_reference
-
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> FedFusionState:
         """Keep the initial model; before the first round both extractors are its own."""
-        super().setup(arrays)
-        self.previous = self._extractor()
+        model = super().init(start).model
+        return FedFusionState(model, extractor(model))
 
     def weights(self, uploads: list[Upload]) -> list[float]:
         """Return n_k, or 1 for a uniform mean."""
         return [1.0] * len(uploads) if self.params.weighting == "uniform" else super().weights(uploads)
 
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: FedFusionState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average, then smooth lambda; the extractor that the clients held frozen becomes the previous one."""
         if not uploads:
             return {}
-        held, before = self._extractor(), self.model.get(SHARE)
-        self.model = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
-        self.previous = held
+        held, before = extractor(state.model), state.model.get(SHARE)
+        state.model = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
+        state.previous = held
         metrics = {"cache_mib": max(upload.metrics.get("cache-mib", 0.0) for upload in uploads)}
         if before is not None:
-            share = smoothed(before, self.model[SHARE], self.params.decay)
-            self.model[SHARE] = share.astype(before.dtype)
+            share = smoothed(before, state.model[SHARE], self.params.decay)
+            state.model[SHARE] = share.astype(before.dtype)
             metrics |= {"lambda_mean": float(share.mean()), "lambda_spread": float(share.std())}
         return metrics
 
-    def evaluation_arrays(self) -> Arrays:
+    def global_model(self, state: FedFusionState) -> Arrays:
         """Return the global model, with the extractor of the round before where inference uses that."""
         if self.params.inference == "current":
-            return self.model
-        return self.model | {REFERENCE + name.removeprefix(EXTRACTOR): a for name, a in self.previous.items()}
+            return state.model
+        return state.model | {REFERENCE + name.removeprefix(EXTRACTOR): a for name, a in state.previous.items()}
 
-    def state(self) -> State:
-        """Return the global model and the previous extractor."""
-        state = super().state()
-        return State(state.arrays | {f"previous.{name}": a for name, a in self.previous.items()}, state.values)
 
-    def restore(self, state: State) -> None:
-        """Take over both."""
-        super().restore(state)
-        self.previous = {name: state.arrays[f"previous.{name}"] for name in self._extractor()}
-
-    def _extractor(self) -> Arrays:
-        """Return the global model's extractor, by full name."""
-        return {name: array for name, array in self.model.items() if name.startswith(EXTRACTOR)}
+def extractor(model: Arrays) -> Arrays:
+    """Return the extractor of `model`, by full name."""
+    return {name: array for name, array in model.items() if name.startswith(EXTRACTOR)}

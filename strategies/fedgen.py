@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,9 +15,8 @@ from torch.nn import functional
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import key
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.generator import TRAINED, create, diversity_loss, generate, one_hot, teacher_loss
-from fedcross.strategies.parts.loss_random import categorical, normal, uniform
-from fedcross.strategies.parts.objective import (
+from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.objective import (
     Batch,
     Net,
     Objective,
@@ -28,9 +28,10 @@ from fedcross.strategies.parts.objective import (
     as_arrays,
     as_tensors,
 )
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.parts.generator import TRAINED, create, diversity_loss, generate, one_hot, teacher_loss
+from fedcross.strategies.parts.loss_random import categorical, normal, uniform
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
+from fedcross.strategies.pool.pool import Array
 from fedcross.strategies.wire.records import Arrays, Spec
 
 HEAD = ("classifier.weight", "classifier.bias")
@@ -62,6 +63,10 @@ class FedGenParams(Settings):
 
 class Regularised(Objective[FedGenParams]):
     """Cross-entropy, KL towards the head's view of generated embeddings, cross-entropy on generated embeddings."""
+
+    halves = True
+    needs = frozenset({"generator", "known"})
+    sends = frozenset({"labels"})
 
     def prepare(self, visit: Visit) -> Prepared:
         """Return the generator, the known labels, both coefficients and the key of the draws."""
@@ -118,7 +123,17 @@ class Regularised(Objective[FedGenParams]):
         return Outcome(extras={"labels": {"counts": counts}})
 
 
-class FedGen(SingleModel[FedGenParams]):
+@dataclass
+class FedGenState(ModelState):
+    """The global model, the generator with running statistics, the labels that it knows, Adam's moments and step."""
+
+    generator: Arrays
+    known: Array
+    moments: Arrays = field(default_factory=dict)
+    adam_steps: int = 0
+
+
+class FedGen(SingleModel[FedGenParams, FedGenState]):
     """Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
 
     Generator g: noise and one-hot label -> linear 512 -> batch normalisation -> ReLU -> linear -> embedding z; 100,948
@@ -154,9 +169,8 @@ class FedGen(SingleModel[FedGenParams]):
     """
 
     Objective = Regularised
-    halves = True
 
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> FedGenState:
         """Keep the model and create the generator.
 
         Raises
@@ -164,48 +178,40 @@ class FedGen(SingleModel[FedGenParams]):
         ConfigError
             If the model has no linear head called ``classifier``.
         """
-        super().setup(arrays)
-        if any(name not in arrays for name in HEAD):
+        if any(name not in start.arrays for name in HEAD):
             raise ConfigError(f"method.name='fedgen': needs a model with {' and '.join(HEAD)}. Choose another model.")
-        self.classes, embedding = arrays[HEAD[0]].shape
-        self.generator = create(self.params.noise, self.classes, self.params.hidden, embedding, self.federation.seed)
-        self.moments: Tensors = {}
-        self.adam_steps = 0
-        self.known = np.zeros(self.classes, np.uint8)
+        classes, embedding = start.arrays[HEAD[0]].shape
+        generator = as_arrays(create(self.params.noise, classes, self.params.hidden, embedding, start.seed))
+        return FedGenState(super().init(start).model, generator, np.zeros(classes, np.uint8))
 
-    def dispatch(self, current: Round) -> list[Payload]:
-        """Send the global model, and the generator once it has been trained."""
-        payloads = super().dispatch(current)
-        if self.known.any():
-            extras = {"generator": as_arrays(self.generator), "known": {"labels": self.known}}
-            for payload in payloads:
-                payload.extras = extras
-        return payloads
+    def dispatch(self, state: FedGenState, round: Round) -> list[Task]:
+        """Send the global model, and the generator once it has been trained; ask for label counts."""
+        extras: dict[str, Arrays] = {}
+        if state.known.any():
+            extras = {"generator": state.generator, "known": {"labels": state.known}}
+        returns: dict[str, Spec] = {"labels": {"counts": (state.known.shape, "int64")}}
+        return [replace(task, extras=extras, returns=returns) for task in super().dispatch(state, round)]
 
-    def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
-        """Ask for label counts."""
-        return {"labels": {"counts": ((self.classes,), "int64")}}
-
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: FedGenState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Train the generator on the uploaded heads, then average the models."""
         if not uploads:
             return {}
         counts = np.stack([_honest(u.extras["labels"]["counts"], u.num_examples) for u in uploads])
         metrics = {}
         if counts.any():
-            loss = self.train_generator(current.number, counts, [u.arrays for u in uploads])
-            self.known |= (counts.sum(0) > 0).astype(np.uint8)
+            loss = self.train_generator(state, round, counts, [u.arrays for u in uploads])
+            state.known = state.known | (counts.sum(0) > 0).astype(np.uint8)
             metrics = {"generator_loss": loss}
-        super().aggregate(current, uploads)
+        super().aggregate(state, round, uploads)
         return metrics
 
-    def train_generator(self, number: int, counts: np.ndarray, models: Sequence[Arrays]) -> float:
+    def train_generator(self, state: FedGenState, round: Round, counts: np.ndarray, models: Sequence[Arrays]) -> float:
         """Take the round's Adam steps and return the last loss.
 
         Parameters
         ----------
-        number : int
-            The round, from 1.
+        state, round
+            The generator, and which round this is.
         counts : int64 array, shape (k, classes)
             Examples of each label that each client holds.
         models : sequence of Arrays
@@ -216,58 +222,50 @@ class FedGen(SingleModel[FedGenParams]):
         total = counts.sum(0)
         weights = torch.from_numpy((counts / np.maximum(total, 1)).astype(np.float32)).T  # (classes, k)
         held = torch.from_numpy((total > 0).astype(np.float64))
-        visit = torch.tensor(key(self.federation.seed, "fedgen generator", number))
-        lr = p.generator_lr * p.generator_lr_decay ** (number - 1)
-        if p.fresh_adam or not self.moments:
-            self.adam_steps = 0
-            self.moments = {f"{m}.{n}": torch.zeros_like(self.generator[n]) for m in MOMENTS for n in TRAINED}
+        visit = torch.tensor(key(round.seed, "fedgen generator", round.number))
+        lr = p.generator_lr * p.generator_lr_decay ** (round.number - 1)
+        generator, adam = as_tensors(state.generator), Adam(as_tensors(state.moments), state.adam_steps)
+        if p.fresh_adam or not adam.moments:
+            adam = Adam({f"{m}.{n}": torch.zeros_like(generator[n]) for m in MOMENTS for n in TRAINED}, 0)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the result must not depend on the machine's cores
         try:
             for step in range(p.generator_steps):
                 y = categorical(visit, step, LABELS, p.generator_batch, held)
                 noise = draw_noise(p, visit, step, NOISE_DRAWN, p.generator_batch, torch.float32)
-                leaves = {name: self.generator[name].requires_grad_() for name in TRAINED}
-                z = generate(self.generator, noise, one_hot(y, self.classes, noise), train=True)
+                leaves = {name: generator[name].requires_grad_() for name in TRAINED}
+                z = generate(generator, noise, one_hot(y, len(total), noise), train=True)
                 loss = teacher_loss(z, y, heads[0], heads[1], weights) + p.diversity * diversity_loss(noise, z)
                 slopes = torch.autograd.grad(loss, list(leaves.values()))
-                self._adam(dict(zip(leaves, slopes)), lr)
+                adam.step(generator, dict(zip(leaves, slopes)), lr, p.generator_weight_decay)
         finally:
             torch.set_num_threads(threads)
+        state.generator, state.moments, state.adam_steps = as_arrays(generator), as_arrays(adam.moments), adam.steps
         return float(loss.detach())
 
-    def _adam(self, slopes: Tensors, lr: float) -> None:
-        """Take one step of Adam (Kingma and Ba 2015) with L2 in the gradient, as ``torch.optim.Adam`` by default.
 
-        Written out because making an optimiser of PyTorch imports its compiler, which takes seconds.
-        """
-        self.adam_steps += 1
-        first_left, second_left = (1 - rate**self.adam_steps for rate in RATES)
+@dataclass
+class Adam:
+    """Adam (Kingma and Ba 2015) with L2 in the gradient, as ``torch.optim.Adam`` by default.
+
+    Written out because making an optimiser of PyTorch imports its compiler, which takes seconds.
+    """
+
+    moments: Tensors
+    steps: int
+
+    def step(self, weights: Tensors, slopes: Tensors, lr: float, decay: float) -> None:
+        """Take one step: `weights` get new tensors."""
+        self.steps += 1
+        first_left, second_left = (1 - rate**self.steps for rate in RATES)
         for name, slope in slopes.items():
-            weight = self.generator[name].detach()
-            gradient = slope + self.params.generator_weight_decay * weight
+            weight = weights[name].detach()
+            gradient = slope + decay * weight
             first, second = (self.moments[f"{m}.{name}"] for m in MOMENTS)
             first.lerp_(gradient, 1 - RATES[0])
             second.mul_(RATES[1]).addcmul_(gradient, gradient, value=1 - RATES[1])
             size = (second / second_left).sqrt_().add_(ADAM_EPSILON)
-            self.generator[name] = weight - (lr / first_left) * (first / size)
-
-    def state(self) -> State:
-        """Return model, generator, Adam's state and known labels."""
-        state = super().state()
-        state.arrays |= {f"generator.{name}": a for name, a in as_arrays(self.generator).items()}
-        state.arrays |= {f"adam.{name}": a for name, a in as_arrays(self.moments).items()}
-        state.arrays["known"] = self.known
-        state.values["adam_steps"] = self.adam_steps
-        return State({name: array.copy() for name, array in state.arrays.items()}, state.values)
-
-    def restore(self, state: State) -> None:
-        """Take over what :meth:`state` returned."""
-        super().restore(state)
-        self.generator = _part(state.arrays, "generator.")
-        self.moments = _part(state.arrays, "adam.")
-        self.known = state.arrays["known"].astype(np.uint8)
-        self.adam_steps = int(state.values["adam_steps"])
+            weights[name] = weight - (lr / first_left) * (first / size)
 
 
 def draw_noise(
@@ -283,8 +281,3 @@ def _honest(counts: np.ndarray, examples: int) -> np.ndarray:
     cut = np.clip(counts, 0, examples)
     bounded: np.ndarray = np.floor(cut * min(1.0, examples / max(int(cut.sum()), 1))).astype(np.int64)
     return bounded
-
-
-def _part(arrays: Mapping[str, Any], prefix: str) -> Tensors:
-    """Return owned tensors of the entries that start with `prefix`, without it."""
-    return as_tensors({n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)})

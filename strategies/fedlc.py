@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Visit
-from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors, Visit
+from fedcross.strategies.parts.single_model import SingleModel
 
 #: The count of a class that a client does not have: its margin is 100 tau.
 ABSENT = 1e-8

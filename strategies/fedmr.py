@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedcross.core.randomness import stream
+from fedcross.strategies.method import Round
+from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
+from fedcross.strategies.pool.loops import over_blocks
 from fedcross.strategies.pool.mixing import uniform
-from fedcross.strategies.pool.passes import recombine
-from fedcross.strategies.round.pooled import Pooled, PooledParams
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.pool.pool import Array, Pool
 
 
 class FedMRParams(PooledParams):
@@ -35,35 +36,43 @@ class FedMRParams(PooledParams):
         return []
 
 
-class FedMR(Pooled[FedMRParams]):
+class FedMR(Pooled[FedMRParams, PoolState]):
     """Hu et al., Is Aggregation the Only Choice? Federated Learning via Layer-wise Model Recombination, KDD 2024.
 
     For every entry k of the ``state_dict`` an independent random permutation p_k of the slots, ``w_i[k] =
-    v_(p_k(i))[k]``. Every entry of every upload stays in the pool, so the mean and the variance of the pool stay the
-    same. In the first B rounds (``first_stage``) all slots become the mean of the uploads instead. The global model is
-    the uniform mean of the slots.
+    v_(p_k(i))[k]``; mean and variance of the pool stay the same. In the first B rounds (``first_stage``) all slots
+    become the mean of the uploads instead. The global model is the uniform mean of the slots.
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
-    Cost on the server: one pass that reads and writes the pool once, in place.
-
-    Choices and deviations:
-
-    - If no upload is accepted for a slot, the slot keeps its model and takes no part in that round's permutations; it
-      counts in the global mean.
-    - `partition` follows the authors' code, in which group g of consecutive entries starts at the first entry whose
-      number is at least ``g * partition * E`` of E. Entries are counted as the code does: a weight, a bias and each
-      statistic of a batch normalisation are entries, integer counters too.
-    - A permutation is drawn from (seed, round), entry after entry; the code shuffles the last permutation again.
+    Deviations: a lost slot keeps its model and takes no part in the permutations. `partition` follows the authors'
+    code: group g of consecutive entries starts at the first entry whose number is at least ``g * partition * E``;
+    statistics and counters are entries too. A permutation is drawn from (seed, round), entry after entry; the code
+    shuffles the last permutation again.
     """
 
-    def recombine(self, current: Round, members: list[int]) -> None:
+    def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:
         """Move every entry by a permutation of its own, or take the mean in the first stage."""
-        if current.number <= self.params.first_stage:
-            self.pool.mix(uniform(len(self.pool), members))
+        if round.number <= self.params.first_stage:
+            state.pool.mix(uniform(len(state.pool), members))
         else:
-            sources = permutations(len(self.pool.layout.entries), len(members), self.params.partition, current)
-            recombine(self.pool, members, sources)
+            entries = len(state.pool.layout.entries)
+            recombine(state.pool, members, permutations(entries, len(members), self.params.partition, round))
+
+
+def recombine(pool: Pool, members: list[int], sources: NDArray[np.int64]) -> None:
+    """Move the entries of the members' models: member i gets entry e from the model of member ``sources[e, i]``.
+
+    `sources` (E, m) has one row for each entry of the ``state_dict``: positions in `members`.
+    """
+    slots = np.asarray(members, np.int64)
+    for entry, order in zip(pool.layout.entries, sources, strict=True):
+        values = pool.integers if entry.is_integer else pool.rows
+
+        def move(_: int, columns: slice, values: Array = values, order: Array = order) -> None:
+            values[slots, columns] = values[slots[order], columns]
+
+        over_blocks(move, len(slots), values.itemsize, entry.start, entry.stop)
 
 
 def groups(entries: int, partition: float) -> list[int]:
@@ -76,9 +85,9 @@ def groups(entries: int, partition: float) -> list[int]:
     return found
 
 
-def permutations(entries: int, m: int, partition: float, current: Round) -> NDArray[np.int64]:
+def permutations(entries: int, m: int, partition: float, round: Round) -> NDArray[np.int64]:
     """Return this round's permutations of m positions, int64 (entries, m); the entries of a group share one."""
     group = groups(entries, partition)
-    draw = stream(current.seed, "recombination", current.number)
+    draw = stream(round.seed, "recombination", round.number)
     orders = draw.permuted(np.tile(np.arange(m), (group[-1] + 1, 1)), axis=1)
     return orders[group]

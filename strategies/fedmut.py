@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fedcross.core.randomness import stream
-from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.pool.passes import mutate
-from fedcross.strategies.pool.similarity import Part
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.pooled import Pooled, PooledParams
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.method import Round, Start
+from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
+from fedcross.strategies.pool.loops import over_blocks
+from fedcross.strategies.pool.mixing import Part
+from fedcross.strategies.pool.pool import Array, Arrays, Pool
 
 
 class FedMutParams(PooledParams):
@@ -40,62 +41,67 @@ class FedMutParams(PooledParams):
         return self.acceleration * (1 - min((number - 1) / self.acceleration_rounds, 1.0))
 
 
-class FedMut(Pooled[FedMutParams]):
+@dataclass(kw_only=True)
+class FedMutState(PoolState):
+    """The pool, and the mean of the last round's uploads as a row (d,) and its integers (i,)."""
+
+    mean: Array
+    counters: Array
+
+
+class FedMut(Pooled[FedMutParams, FedMutState]):
     """Hu et al., FedMut: Generalized Federated Learning via Stochastic Mutation, AAAI 2024.
 
     The server takes the uniform mean w of the uploads and its step ``D = w - w_prev`` since the round before (since the
     initial model, at first). For every entry k the K slots get factors c, half of them 1 and half of them r - 1,
     shuffled over the slots: slot j becomes ``w[k] + rho c_(j,k) D[k]``. With an odd K the last slot becomes w. The
-    share ``r = a_r (1 - min(t/T_b, 1))`` leans the pool forward at first; with r = 0 and an even K the mean of the
-    slots is w. The global model is w.
+    share ``r = a_r (1 - min(t/T_b, 1))`` leans the pool forward at first. The global model is w.
 
     State: the pool, K models, and w; clients keep none. Wire: one model down, one up.
 
-    Cost on the server: one pass that reads and writes the pool once, in place.
-
-    Choices and deviations:
-
-    - Slots hold nothing of their own: if an upload is lost, w is the mean of the others, and the lost slot gets a
-      mutation of w as all do.
-    - Integer entries are those of w; the authors' code mutates and truncates them too. A mutated running variance of
-      batch normalisation may be below 0; training does not read it, and the uploads' mean is evaluated. If clients take
-      very few steps, choose ``part=parameters``.
-    - The code draws each pair of factors in random order and then shuffles all pairs of an entry; the shuffle alone
-      gives the same distribution. It is drawn from (seed, round).
+    Deviations: if an upload is lost, w is the mean of the others, and the lost slot gets a mutation of w as all do.
+    Integer entries are those of w; the authors' code mutates and truncates them too. A mutated running variance may be
+    below 0; training does not read it, and the uploads' mean is evaluated. The code draws each pair of factors in
+    random order and then shuffles all pairs; the shuffle alone gives the same distribution.
     """
 
-    def setup(self, arrays: Arrays) -> None:
-        """Fill the pool with copies of the initial model, which is also the first mean."""
-        super().setup(arrays)
-        self.mean, self.counters = self.pool.mean_row([0])
+    def init(self, start: Start) -> FedMutState:
+        """Return a pool of copies of the initial model, which is also the first mean."""
+        pool = super().init(start)
+        mean, counters = pool.pool.mean_row([0])
+        return FedMutState(pool.pool, pool.queue, mean=mean, counters=counters)
 
-    def recombine(self, current: Round, members: list[int]) -> None:
+    def recombine(self, state: FedMutState, round: Round, members: list[int]) -> None:
         """Take the mean of the uploads and spread the slots around it."""
-        params, entries = self.params, self.pool.layout.entries
-        factors = params.radius * mutations(len(entries), len(self.pool), params.ratio(current.number), current)
+        params, entries = self.params, state.pool.layout.entries
+        factors = params.radius * mutations(len(entries), len(state.pool), params.ratio(round.number), round)
         if params.part == "parameters":
             factors[[not entry.is_parameter for entry in entries]] = 0.0
-        self.counters = mutate(self.pool, members, self.mean, factors)
+        new, state.counters = state.pool.mean_row(members)
+        mutate(state.pool, new, new - state.mean, factors)
+        state.mean = new
+        state.pool.integers[...] = state.counters
 
-    def global_model(self) -> Arrays:
+    def global_model(self, state: FedMutState) -> Arrays:
         """Return the mean of the last round's uploads, newly allocated."""
-        return self.pool.layout.views(self.mean.copy(), self.counters)
-
-    def state(self) -> State:
-        """Return the pool, the queue and the mean."""
-        state = super().state()
-        state.arrays |= {"mean.row": self.mean, "mean.integers": self.counters}
-        return state
-
-    def restore(self, state: State) -> None:
-        """Load what :meth:`state` returned."""
-        super().restore(state)
-        self.mean, self.counters = state.arrays["mean.row"].copy(), state.arrays["mean.integers"].copy()
+        return state.pool.layout.views(state.mean.copy(), state.counters)
 
 
-def mutations(entries: int, k: int, ratio: float, current: Round) -> NDArray[np.float64]:
+def mutate(pool: Pool, mean: Array, step: Array, factors: NDArray[np.float64]) -> None:
+    """Set every slot's float entry e to ``mean + factors[e, slot] * step``; `factors` is (E, K)."""
+    scales = factors.astype(pool.rows.dtype)
+    for entry, scale in zip(pool.layout.entries, scales, strict=True):
+
+        def spread(_: int, columns: slice, scale: Array = scale) -> None:
+            pool.rows[:, columns] = mean[columns] + scale[:, None] * step[columns]
+
+        if not entry.is_integer:
+            over_blocks(spread, len(pool), pool.rows.itemsize, entry.start, entry.stop)
+
+
+def mutations(entries: int, k: int, ratio: float, round: Round) -> NDArray[np.float64]:
     """Return this round's factors c, float64 (entries, k): 1 and ``ratio - 1`` in equal number, 0 for an odd one."""
     pairs = np.tile([1.0, ratio - 1.0], (entries, k // 2))
     found = np.zeros((entries, k))
-    found[:, : pairs.shape[1]] = stream(current.seed, "mutation", current.number).permuted(pairs, axis=1)
+    found[:, : pairs.shape[1]] = stream(round.seed, "mutation", round.number).permuted(pairs, axis=1)
     return found

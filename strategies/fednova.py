@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import Field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.defence.rules import Judgement, lower_median
+from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.momentum import effective_steps
-from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Payload, Round, Upload
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.wire.records import Spec
 
 #: More steps than any visit has; a client that reports more is not believed.
@@ -30,12 +28,22 @@ class FedNovaParams(Settings):
 class Counted(Objective[FedNovaParams]):
     """Cross-entropy; the client also reports how many steps it took."""
 
+    assumes_sgd = True
+    sends = frozenset({"steps"})
+
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Send tau, the number of steps."""
         return Outcome({"steps": {"tau": np.array(trained.steps, np.int64)}})
 
 
-class FedNova(SingleModel[FedNovaParams]):
+@dataclass
+class FedNovaState(ModelState):
+    """The global model and the names of its parameters."""
+
+    parameters: tuple[str, ...]
+
+
+class FedNova(SingleModel[FedNovaParams, FedNovaState]):
     """Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020.
 
     With ``d_u = (w - w_u)/a_u`` the server sets ``w -= (sum_u p_u a_u) sum_u p_u d_u``, p_u the share of u's examples
@@ -50,33 +58,21 @@ class FedNova(SingleModel[FedNovaParams]):
 
     Deviations: statistics of batch normalisation are averaged by examples and not normalised; the authors' code
     communicates parameters alone. If an upload is lost, the sums are over the others. An upload that reports fewer than
-    one step or more than ten million is left out, because its weight would be that client's choice. With
-    ``defence.enabled`` tau counts as at most ``defence.weight`` times the median of the round, and as at least the
-    median: a large tau would lengthen everybody's update, a small one the client's own. This bounds honest clients with
-    few steps too. Weight decay is part of d_u.
+    one step or more than ten million is left out. Weight decay is part of d_u.
     """
 
     Objective = Counted
 
-    def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
-        """Expect the number of steps, an int64 scalar."""
-        return {"steps": {"tau": ((), "int64")}}
+    def init(self, start: Start) -> FedNovaState:
+        """Keep the initial model."""
+        return FedNovaState(super().init(start).model, start.parameters)
 
-    def judge_extras(self, uploads: list[Upload]) -> Judgement:
-        """Return the uploads with numbers of steps from the round's median up, and how many were outside."""
-        steps = [int(upload.extras["steps"]["tau"]) for upload in uploads]
-        believed = [tau for tau in steps if 1 <= tau <= MOST_STEPS]
-        if not believed:
-            return super().judge_extras(uploads)
-        median, most = lower_median(believed), self.federation.defence.weight
-        fair = [min(max(tau, median), int(median * most)) if tau in believed else tau for tau in steps]
-        kept = [
-            replace(upload, extras={**upload.extras, "steps": {"tau": np.array(tau, np.int64)}})
-            for upload, tau in zip(uploads, fair, strict=True)
-        ]
-        return Judgement(kept, [], sum(told != tau for told, tau in zip(steps, fair, strict=True)))
+    def dispatch(self, state: FedNovaState, round: Round) -> list[Task]:
+        """Send the global model; expect the number of steps, an int64 scalar."""
+        returns: dict[str, Spec] = {"steps": {"tau": ((), "int64")}}
+        return [replace(task, returns=returns) for task in super().dispatch(state, round)]
 
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: FedNovaState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Move the global model by the normalised updates."""
         steps = [int(upload.extras["steps"]["tau"]) for upload in uploads]
         believed = [(u, tau) for u, tau in zip(uploads, steps, strict=True) if 1 <= tau <= MOST_STEPS]
@@ -85,13 +81,13 @@ class FedNova(SingleModel[FedNovaParams]):
         uploads = [upload for upload, _ in believed]
         worth = np.array([effective_steps(tau, self.params.momentum) for _, tau in believed])
         if (worth == worth[0]).all():
-            return {**super().aggregate(current, uploads), "effective_steps": float(worth[0])}
+            return {**super().aggregate(state, round, uploads), "effective_steps": float(worth[0])}
         share = np.array(self.weights(uploads)) / sum(self.weights(uploads))
         weight = share * (share @ worth) / worth
         mean = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
-        for name in self.parameter_names:
-            start = self.model[name]
+        for name in state.parameters:
+            start = state.model[name]
             way = np.sum([w * (u.arrays[name] - start) for w, u in zip(weight, uploads)], axis=0)
             mean[name] = np.asarray(start + way, dtype=start.dtype)
-        self.model = mean
+        state.model = mean
         return {"effective_steps": float(share @ worth)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import torch
 from pydantic import Field
@@ -9,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcross.core.errors import ConfigError
-from fedcross.strategies.defence.rules import Judgement, shortened
-from fedcross.strategies.parts.objective import (
+from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.objective import (
     Batch,
     Net,
     Objective,
@@ -22,10 +24,9 @@ from fedcross.strategies.parts.objective import (
     as_tensors,
 )
 from fedcross.strategies.parts.projection import Projected, project
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Payload, Round, Upload
-from fedcross.strategies.wire.records import Arrays, Spec
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
+from fedcross.strategies.pool.pool import Array
+from fedcross.strategies.wire.records import Spec
 
 #: Examples at a time when embeddings are summed after training.
 CHUNK = 500
@@ -40,6 +41,9 @@ class FedProcParams(Projected):
 
 class Prototypical(Objective[FedProcParams]):
     """``share CE + (1 - share) contrast`` against the global prototypes."""
+
+    halves = True
+    needs = sends = frozenset({"prototypes"})
 
     def prepare(self, visit: Visit) -> Prepared:
         """Return the prototypes with unit length, (classes, e), and the share of cross-entropy at this round."""
@@ -74,7 +78,14 @@ class Prototypical(Objective[FedProcParams]):
         return Outcome({"prototypes": {"sum": sums.cpu().numpy(), "count": counts.cpu().numpy()}})
 
 
-class FedProc(SingleModel[FedProcParams]):
+@dataclass
+class FedProcState(ModelState):
+    """The global model, and a prototype for each class, (classes, e)."""
+
+    prototypes: Array
+
+
+class FedProc(SingleModel[FedProcParams, FedProcState]):
     """Mu et al., FedProc: Prototypical contrastive federated learning on non-IID data, FGCS 2023.
 
     Client k minimises ``(r/R) CE + (1 - r/R) contrast`` in round r = 0, 1, ... of R planned ones, with
@@ -97,75 +108,40 @@ class FedProc(SingleModel[FedProcParams]):
     Deviations: while the server has no prototypes (the first round) the loss is cross-entropy alone. A class that no
     participant held this round keeps its old prototype; one that no client ever held is zero (similarity 0). Clients
     send sums and counts in place of class means, so that the mean weights them by examples. The server ignores the sums
-    of a client whose counts do not add up to its number of examples. With ``defence.enabled`` it shortens sums whose
-    longest class mean is more than ``defence.weight`` times the median of the round's, and lowers counts that add up to
-    more than the number of examples, which it may have lowered itself, to that number. A resumed run
-    with another number of planned rounds follows the new schedule.
+    of a client whose counts do not add up to its number of examples. A resumed run with another number of planned
+    rounds follows the new schedule.
     """
 
     Objective = Prototypical
-    halves = True
 
-    @classmethod
-    def build_model(cls, model: nn.Module, params: FedProcParams) -> nn.Module:
+    def network(self, model: nn.Module, deployed: bool = False) -> nn.Module:
         """Return `model` with the projection head."""
-        return project(model, params, cls.__name__, params.unit)
+        return model if deployed else project(model, self.params, type(self).__name__, self.params.unit)
 
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> FedProcState:
         """Keep the initial model and start with prototypes of zero; their shape is the classifier's, (classes, e)."""
-        super().setup(arrays)
-        if "classifier.weight" not in arrays:
+        if "classifier.weight" not in start.arrays:
             raise ConfigError("method FedProc: needs the weights of the classifier; let train.only match them too.")
-        self.prototypes = np.zeros_like(arrays["classifier.weight"])
+        return FedProcState(super().init(start).model, np.zeros_like(start.arrays["classifier.weight"]))
 
-    def dispatch(self, current: Round) -> list[Payload]:
-        """Send the global model and the prototypes to every client of the round."""
-        payloads = super().dispatch(current)
-        for payload in payloads:
-            payload.extras = {"prototypes": {"mean": self.prototypes}}
-        return payloads
+    def dispatch(self, state: FedProcState, round: Round) -> list[Task]:
+        """Send the global model and the prototypes; expect sums (classes, e) and int64 counts (classes,)."""
+        shape, extras = state.prototypes.shape, {"prototypes": {"mean": state.prototypes}}
+        group: Spec = {"sum": (shape, str(state.prototypes.dtype)), "count": (shape[:1], "int64")}
+        tasks = super().dispatch(state, round)
+        return [replace(task, extras=extras, returns={"prototypes": group}) for task in tasks]
 
-    def upload_extras(self, payload: Payload) -> dict[str, Spec]:
-        """Expect sums (classes, e) in the model's dtype and int64 counts (classes,)."""
-        shape = self.prototypes.shape
-        return {"prototypes": {"sum": (shape, str(self.prototypes.dtype)), "count": (shape[:1], "int64")}}
-
-    def judge_extras(self, uploads: list[Upload]) -> Judgement:
-        """Return the uploads with class means of at most the usual length, and how many were longer."""
-        lengths = [_longest(upload.extras["prototypes"]) for upload in uploads]
-        return shortened(uploads, "prototypes", "sum", lengths, self.federation.defence.weight)
-
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: FedProcState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the models, and update the prototypes of all classes that a participant held."""
-        metrics = super().aggregate(current, uploads)
-        sums = np.zeros(self.prototypes.shape)
-        counts = np.zeros(len(self.prototypes))
+        metrics = super().aggregate(state, round, uploads)
+        sums, counts = np.zeros(state.prototypes.shape), np.zeros(len(state.prototypes))
         for upload in uploads:
             group = upload.extras["prototypes"]
             told = group["count"].astype(np.float64)  # as int64 a sum could overflow to the right number
-            lightened = self._defending and told.sum() > upload.num_examples
-            if told.min() >= 0 and (lightened or told.sum() == upload.num_examples):
-                weight = upload.num_examples / told.sum() if lightened else 1.0
-                sums += weight * group["sum"].astype(np.float64)
-                counts += weight * told
+            if told.min() >= 0 and told.sum() == upload.num_examples:
+                sums += group["sum"].astype(np.float64)
+                counts += told
         held = counts > 0
-        self.prototypes = self.prototypes.copy()  # the old array may still be on its way to a client
-        self.prototypes[held] = sums[held] / counts[held, None]
+        state.prototypes = state.prototypes.copy()  # the old array may still be on its way to a client
+        state.prototypes[held] = sums[held] / counts[held, None]
         return metrics
-
-    def state(self) -> State:
-        """Return the global model and the prototypes."""
-        state = super().state()
-        state.arrays["prototypes"] = self.prototypes
-        return state
-
-    def restore(self, state: State) -> None:
-        """Take over the global model and the prototypes."""
-        super().restore(state)
-        self.prototypes = state.arrays["prototypes"]
-
-
-def _longest(group: Arrays) -> float:
-    """Return the length of the longest class mean, ``sum`` (classes, e) over ``count`` (classes,), at least 1 each."""
-    means = group["sum"].astype(np.float64) / np.maximum(group["count"], 1)[:, None]
-    return float(np.linalg.norm(means, axis=1).max())

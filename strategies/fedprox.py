@@ -6,8 +6,8 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Objective, Prepared, Visit, flatten
-from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.objective import Objective, Prepared, Visit, flatten
+from fedcross.strategies.parts.single_model import SingleModel
 
 
 class FedProxParams(Settings):
@@ -32,13 +32,11 @@ class Proximal(Objective[FedProxParams]):
 class FedProx(SingleModel[FedProxParams]):
     """Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 
-    Client k minimises ``F_k(w) + (mu/2) ||w - G||^2`` over parameters, not over batch-normalisation statistics. The
-    server averages as FedAvg does, by examples.
+    Client k minimises ``F_k(w) + (mu/2) ||w - G||^2`` over parameters; the server averages as FedAvg does, by examples.
 
     State: the global model; clients keep none. Wire: one model down, one up.
 
-    Deviations: every client does the same local work; the original also lets slow clients do less of it. The reported
-    training loss is the cross-entropy alone, for the term acts through its gradient.
+    Deviation: every client does the same local work. The reported training loss is the cross-entropy alone.
     """
 
     Objective = Proximal

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from fedcross.core.settings import Settings
+from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.objective import Objective, Prepared, Visit
 from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.parts.late import Swa, first_late
-from fedcross.strategies.parts.objective import Objective, Prepared, Visit
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.parts.late import Swa
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.wire.records import Arrays
 
 #: Added to the norm of a gradient, so that a gradient of zero moves nothing.
@@ -53,7 +54,16 @@ class Sharpness(Objective[S]):
         return gradient * (rho / (torch.linalg.vector_norm(gradient) + TINY)) if rho else None
 
 
-class FedSAM(SingleModel[S]):
+@dataclass
+class FedSAMState(ModelState):
+    """The global model, the average, the number of its models, and the round of the first one."""
+
+    average: Arrays = field(default_factory=dict)
+    collected: int = 0
+    began: int = 0
+
+
+class FedSAM(SingleModel[S, FedSAMState]):
     """Caldarola, Caputo and Ciccone, Improving Generalization in Federated Learning by Seeking Flat Minima, ECCV 2022.
 
     In every step a client computes its gradient g, then the gradient of the same batch at ``w + rho g/|g|``, and takes
@@ -77,41 +87,22 @@ class FedSAM(SingleModel[S]):
 
     Objective = Sharpness
 
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> FedSAMState:
         """Keep the initial model; no model is in the average yet."""
-        super().setup(arrays)
-        self.average: Arrays = {}
-        self.collected = self.began = 0
+        return FedSAMState(super().init(start).model)
 
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: FedSAMState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the uploads; where that is due, let the new global model join the average of models."""
-        metrics = super().aggregate(current, uploads)
-        swa = self.params.swa
-        if swa is not None and self.collected and not swa.collects(self.began, self.federation.rounds):
-            self.average, self.collected = {}, 0  # of a shorter run's end
-        if swa is not None and uploads and swa.collects(current.number, self.federation.rounds):
-            self.began = self.began if self.collected else current.number
-            both = [self.average, self.model] if self.collected else [self.model]
-            self.average = weighted_mean(both, [self.collected, 1.0][-len(both) :])
-            self.collected += 1
+        metrics, swa = super().aggregate(state, round, uploads), self.params.swa
+        if swa is not None and state.collected and not swa.collects(state.began, round.rounds):
+            state.average, state.collected = {}, 0  # of a shorter run's end
+        if swa is not None and uploads and swa.collects(round.number, round.rounds):
+            state.began = state.began if state.collected else round.number
+            both = [state.average, state.model] if state.collected else [state.model]
+            state.average = weighted_mean(both, [state.collected, 1.0][-len(both) :])
+            state.collected += 1
         return metrics
 
-    def global_model(self) -> Arrays:
+    def global_model(self, state: FedSAMState) -> Arrays:
         """Return the average of models, or the newest one where there is none."""
-        return self.average if self.collected else self.model
-
-    def state(self) -> State:
-        """Return the global model, the average and the number of its models."""
-        state = super().state()
-        state.arrays |= {f"average.{name}": array for name, array in self.average.items()}
-        state.values |= {"collected": self.collected, "began": self.began}
-        return state
-
-    def restore(self, state: State) -> None:
-        """Load what :meth:`state` returned."""
-        super().restore(state)
-        self.collected = int(state.values["collected"])
-        swa, rounds = self.params.swa, self.federation.rounds
-        planned = 0 if swa is None else first_late(rounds, swa.start) + swa.cycle  # an older version does not say when
-        self.began = int(state.values.get("began", planned))
-        self.average = {name: state.arrays[f"average.{name}"] for name in self.spec} if self.collected else {}
+        return state.average if state.collected else state.model

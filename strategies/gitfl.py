@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from fedcross.core.randomness import stream
-from fedcross.strategies.asynchronous.pool import AsyncPool, mixed
-from fedcross.strategies.pool.layout import Arrays
+from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.parts.async_pool import AsyncPool, AsyncPoolState, mixed
+from fedcross.strategies.parts.pooled import PooledParams
 from fedcross.strategies.pool.mixing import Mixing, identity
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.pooled import PooledParams
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.pool.pool import Arrays
 
 #: Smallest weight of a client in the draw.
 LEAST = 1e-6
@@ -46,7 +45,16 @@ class GitFLParams(PooledParams):
         return self
 
 
-class GitFL(AsyncPool[GitFLParams]):
+@dataclass
+class GitFLState(AsyncPoolState):
+    """Both pools, their versions, and of each client its ended visits, accepted ones and their mean duration."""
+
+    ended: dict[int, int] = field(default_factory=dict)
+    visits: dict[int, int] = field(default_factory=dict)
+    durations: dict[int, float] = field(default_factory=dict)
+
+
+class GitFL(AsyncPool[GitFLParams, GitFLState]):
     """Hu et al., GitFL: Uncertainty-Aware Real-Time Asynchronous Federated Learning, RTSS 2023 (arXiv 2211.12049).
 
     Slots hold branches b_i with versions n_i, the number of their uploads. The master is ``M = sum_j n_j b_j / sum_j
@@ -69,74 +77,63 @@ class GitFL(AsyncPool[GitFLParams]):
     maxima of T are over all connected clients. Uploads that arrive together are all counted before any slot is mixed.
     """
 
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> GitFLState:
         """Fill the pools; nobody has been visited."""
-        super().setup(arrays)
-        self.visits: Counter[int] = Counter()
-        self.durations: dict[int, float] = {}
+        state = super().init(start)
+        return GitFLState(state.pool, state.uploads, state.versions)
 
-    def choose(self, number: int, group: int, slots: Sequence[int], idle: Sequence[int]) -> list[int]:
-        """Draw a client for each slot, one after another, by curiosity and speed."""
-        draw = stream(self.federation.seed, "sample", number, group)
-        left, found = list(idle), list[int]()
-        for slot in slots:
-            weights = np.array([max(LEAST, self.weight(slot, client)) for client in left])
-            chosen = left.pop(int(draw.choice(len(left), p=weights / weights.sum())))
-            found.append(chosen)
-        return found
+    def sample(self, state: GitFLState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
+        """Draw a client for each free slot, one after another, by curiosity and speed."""
+        draw = stream(round.seed, "sample", round.number, round.exchange)
+        left, found = list(available), list[int]()
+        for slot in round.slots:
+            weights = np.array([max(LEAST, self.weight(state, round, slot, client)) for client in left])
+            found.append(left.pop(int(draw.choice(len(left), p=weights / weights.sum()))))
+        return tuple(found)
 
-    def weight(self, slot: int, client: int) -> float:
+    def weight(self, state: GitFLState, round: Round, slot: int, client: int) -> float:
         """Return the weight of `client` in the draw for `slot`."""
-        curiosity = float(1 / np.sqrt(self.visits[client] + self.lead.lost[client] + 1))
-        share = min(self.finished / (self.federation.rounds * self.slots), 1.0)
-        if share < self.params.curious or not self.durations:
+        curiosity = float(1 / np.sqrt(state.ended.get(client, 0) + 1))
+        share = min(sum(state.ended.values()) / (round.rounds * len(state.pool)), 1.0)
+        if share < self.params.curious or not state.durations:
             return curiosity
-        times = [self.durations.get(one, 0.0) for one in self._available]
-        ahead = self.versions[slot] - float(np.mean(self.versions))
+        times = [state.durations.get(one, 0.0) for one in round.budgets]
+        ahead = state.versions[slot] - float(np.mean(state.versions))
         longest = max(times, default=0.0) or 1.0  # 0: those that have trained are gone, and others have come
-        speed = (self.durations.get(client, 0.0) - float(np.mean(times))) / (10 * longest) * ahead
+        speed = (state.durations.get(client, 0.0) - float(np.mean(times))) / (10 * longest) * ahead
         return share / 2 * curiosity + (1 - share / 2) * speed
 
-    def timed(self, client: int, seconds: float) -> None:
-        """Update the client's mean duration."""
-        self.visits[client] += 1
-        before = self.durations.get(client, 0.0)
-        self.durations[client] = before + (seconds - before) / self.visits[client]
+    def aggregate(self, state: GitFLState, round: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Count the visits and update the clients' mean durations; then mix."""
+        for client in round.clients:
+            state.ended[client] = state.ended.get(client, 0) + 1
+        for upload in uploads:
+            client, before = upload.client, state.durations.get(upload.client, 0.0)
+            state.visits[client] = state.visits.get(client, 0) + 1
+            state.durations[client] = before + (upload.seconds - before) / state.visits[client]
+        return super().aggregate(state, round, uploads)
 
-    def master(self) -> Mapping[int, float]:
+    def master(self, state: GitFLState) -> Mapping[int, float]:
         """Return the weight of each branch in the master; all of them equal before the first upload."""
-        total = sum(self.versions)
+        total, k = sum(state.versions), len(state.pool)
         if not total:
-            return dict.fromkeys(range(self.slots), 1 / self.slots)
-        return {slot: version / total for slot, version in enumerate(self.versions) if version}
+            return dict.fromkeys(range(k), 1 / k)
+        return {slot: version / total for slot, version in enumerate(state.versions) if version}
 
-    def mixing(self, current: Round, slots: list[int]) -> tuple[Mixing, dict[str, float]]:
+    def mixing(self, state: GitFLState, round: Round, slots: list[int]) -> Mixing:
         """Pull the branches of `slots` towards the master."""
-        master, mean, params = self.master(), float(np.mean(self.versions)), self.params
-        rows = list(identity(self.slots).rows)
+        master, mean, params = self.master(state), float(np.mean(state.versions)), self.params
+        rows = list(identity(len(state.pool)).rows)
         for slot in slots:
-            own = min(max(self.versions[slot] - mean + params.control, params.least), params.most)
+            own = min(max(state.versions[slot] - mean + params.control, params.least), params.most)
             row = {j: weight / (own + 1) for j, weight in master.items()}
             row[slot] = row.get(slot, 0.0) + own / (own + 1)
             rows[slot] = row
-        return Mixing(tuple(rows)), {}
+        return Mixing(tuple(rows))
 
-    def global_model(self) -> Arrays:
+    def global_model(self, state: GitFLState) -> Arrays:
         """Return the master."""
-        rows = list(identity(self.slots).rows)
-        rows[0] = self.master()
-        floats, integers = mixed(self.uploads, Mixing(tuple(rows)), [0])
-        return self.pool.layout.views(floats[0], integers[0])
-
-    def state(self) -> State:
-        """Return the pools, and visits and durations of the clients."""
-        state = super().state()
-        state.values["visits"] = {str(client): count for client, count in sorted(self.visits.items())}
-        state.values["durations"] = {str(client): mean for client, mean in sorted(self.durations.items())}
-        return state
-
-    def restore(self, state: State) -> None:
-        """Load what :meth:`state` returned."""
-        super().restore(state)
-        self.visits = Counter({int(client): int(count) for client, count in state.values["visits"].items()})
-        self.durations = {int(client): float(mean) for client, mean in state.values["durations"].items()}
+        rows = list(identity(len(state.pool)).rows)
+        rows[0] = self.master(state)
+        floats, integers = mixed(state.uploads, Mixing(tuple(rows)), [0])
+        return state.pool.layout.views(floats[0], integers[0])

@@ -1,8 +1,8 @@
-"""HeteroFL: one global model; every client trains the slice of it that its device can hold."""
+"""HeteroFL: one global model; every client trains the width of it that its device can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit
-from fedcross.strategies.parts.widths import Width, check_widths, holds
-from fedcross.strategies.pool.layout import Array
-from fedcross.strategies.round.sized_model import SizedModel
-from fedcross.strategies.wire.protocol import Payload, Round, Upload
-from fedcross.strategies.wire.records import Arrays, Spec
-from fedcross.tasks.models.slicing.plan import Size
+from fedcross.strategies.method import Evaluation, Round, Task, Upload
+from fedcross.strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit
+from fedcross.strategies.parts.width_model import OneModelOfWidths, WidthModel, WidthState
+from fedcross.strategies.parts.widths import Ratio, check_widths, largest
+from fedcross.strategies.pool.pool import Array, Arrays
+from fedcross.tasks.models.width import Width
 
 HEAD = ("classifier.weight", "classifier.bias")
 #: Entry of a message that asks a client for its classes.
@@ -31,17 +30,17 @@ class HeteroFLParams(Settings):
     Parameters
     ----------
     widths : tuple of float
-        The widths of the slices, called complexity levels a to e in the paper. A client gets the widest that its device
+        The widths of the models, called complexity levels a to e in the paper. A client gets the widest that its device
         can hold.
     scaler : bool
-        Whether hidden layers of a slice divide their output by the slice's share of the widest width, so that a narrow
-        model's activations are as large as the widest one's. Not in a network with batch normalisation.
+        Whether hidden layers of a narrow model divide their output by its share of the widest width, so that its
+        activations are as large as the widest one's. Not in a network with batch normalisation.
     masked : bool
         Whether a client leaves the classes that it has no example of alone (the paper's masked loss, for clients with
         unequal labels). It then tells the server which classes it has.
     """
 
-    widths: tuple[Width, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    widths: tuple[Ratio, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
     scaler: bool = True
     masked: bool = True
 
@@ -55,6 +54,8 @@ class HeteroFLParams(Settings):
 
 class Masked(Objective[HeteroFLParams]):
     """Cross-entropy of the scores, those of classes that the client has no example of replaced by zero."""
+
+    sends = frozenset({"labels"})
 
     def prepare(self, visit: Visit) -> Prepared:
         """Return which classes the client lacks, bool (classes,)."""
@@ -80,112 +81,76 @@ class Masked(Objective[HeteroFLParams]):
         return Outcome(extras={"labels": {"held": held}})
 
 
-class HeteroFL(SizedModel[HeteroFLParams]):
+class HeteroFL(OneModelOfWidths[HeteroFLParams, WidthState]):
     """Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264).
 
-    A slice of width p has the first ``ceil(p n)`` channels of every hidden dimension. The new value of each weight is
+    A model of width p has the first ``ceil(p n)`` channels of every hidden dimension. The new value of each weight is
     the plain mean of the uploads that have it, whatever their numbers of examples (the authors' code, ``fed.py``).
     A client's width is fixed by its device, which the paper calls *fix*.
 
-    With `masked` a client's loss takes 0 as the score of every class that it has no example of, so its training leaves
-    those rows of the last layer alone, and the mean of a class's row is over the clients that have the class (the
-    authors' code, ``models/conv.py`` and ``fed.py``). If every client has every class, this changes nothing.
+    With `masked` a client's loss takes 0 as the score of every class that it has no example of, and the mean of a
+    class's row of the layer ``classifier`` is over the clients that have the class (``models/conv.py``, ``fed.py``).
 
-    State: one model, and statistics of batch normalisation for every width; clients keep none. Wire: one slice down,
+    State: one model, and statistics of batch normalisation for every width; clients keep none. Wire: one model down,
     one up, and with `masked` one byte per class up.
 
-    Deviations:
-
-    - Batch normalisation. The paper keeps no statistics while it trains and measures them once at the end, over all
-      clients' data, for each width (static batch normalisation). Here clients keep running statistics, as every method
-      of this project does, and the server averages them among the uploads of one width. Training is the same, only the
-      evaluation uses other estimates of the same means and variances, and it can take place in any round.
-    - The last layer is the one called ``classifier``, with the classes on its weight's first axis. In a network without
-      it the loss is masked, but the rows of all classes are means over all uploads. Whether its outputs are classes or
-      channels is known from the slices; with full widths alone the name is believed. So is a client's word on its
-      classes.
-    - With ``train.examples`` a client's classes are those of the examples that the visit drew.
-    - The authors' code scales hidden layers that have no norm behind them in networks with batch normalisation too;
-      here one batch norm turns the scaler off. Layers that are not torch's, or whose weight
-      another one uses, are never scaled.
-    - The authors clip the gradient's norm at 1, which is ``train.clip=1``.
-    - The paper evaluates the full model alone, where the scaler divides by 1. A slice without batch normalisation is
-      evaluated and exported as it was trained: the division is in its weights and biases (:meth:`slice_models`).
-    - The mode *dynamic*, in which a client's width changes from round to round, is not here.
+    Deviations: the paper measures the statistics of batch normalisation once at the end (static batch normalisation);
+    here clients keep running statistics, averaged among the uploads of one width. One batch norm turns the scaler off.
+    Where the outputs of ``classifier`` are hidden channels, or there is no such layer, all uploads' rows count. With
+    ``train.examples`` a client's classes are those of the examples that the visit drew. The authors' clipping of the
+    gradient is ``train.clip=1``. A narrow model is evaluated and exported with the scaler's division in its weights.
+    The mode *dynamic* is not here.
     """
 
-    @classmethod
-    def client_half(cls, params: HeteroFLParams) -> Objective:
+    def objective(self) -> Objective:
         """Return what clients minimise."""
-        return Masked(params) if params.masked else Objective(params)
+        return Masked(self.params) if self.params.masked else Objective(self.params)
 
-    @classmethod
-    def reveals(cls, params: HeteroFLParams) -> bool:
-        """Return whether clients send which classes they have."""
-        return params.masked
+    def widths(self, corners: object = None) -> list[Width]:
+        """Return the widths, the widest first."""
+        return [Width(ratio) for ratio in sorted(self.params.widths, reverse=True)]
 
-    @property
-    def _asks(self) -> bool:
-        """Whether clients say which classes they have: there is a ``classifier``, and its outputs are no channels."""
-        axes = self.sliced.entries.get(HEAD[0], (None,))
-        return self.params.masked and HEAD[0] in self.spec and axes[0] is None
+    def _asks(self, model: WidthModel) -> bool:
+        """Return whether clients say which classes they have: outputs of ``classifier`` are classes, not channels."""
+        name = HEAD[0]
+        if not self.params.masked or name not in model.weights:
+            return False
+        return model.corners.shape(name, model.widths[-1])[0] == len(model.weights[name])
 
-    def dispatch(self, current: Round) -> list[Payload]:
-        """Send slices as the base does, and ask for the clients' classes."""
-        payloads = super().dispatch(current)
-        for payload in payloads if self._asks else ():
-            payload.config = {**payload.config, ASKED: True}
-        return payloads
+    def width_for(self, state: WidthState, round: Round, slot: int) -> Width | None:
+        """Return the widest that the client's device can hold."""
+        return largest(state.model.widths, round.budget(round.clients[slot]))
 
-    def upload_extras(self, payload: Payload) -> Mapping[str, Spec]:
-        """Ask for the classes that the client has."""
-        return {"labels": {"held": (self.spec[HEAD[0]][0][:1], "uint8")}} if self._asks else {}
+    def dispatch(self, state: WidthState, round: Round) -> list[Task]:
+        """Send the models, and ask for the clients' classes."""
+        tasks = super().dispatch(state, round)
+        if not self._asks(state.model):
+            return tasks
+        returns = {"labels": {"held": ((len(state.model.weights[HEAD[0]]),), "uint8")}}
+        return [replace(task, config={ASKED: True}, returns=returns) for task in tasks]
 
-    def slice_models(self) -> dict[Size, Arrays]:
-        """Return the global model of every size, as a plain slice that computes what was trained with the scaler."""
-        models = self.client_models()
-        for size, model in models.items() if self.params.scaler else ():
-            divisor = size.width / self.sizes[0].width
-            for layer in self.sliced.scaled if divisor < 1 else ():
-                for name in (f"{layer}.weight", f"{layer}.bias"):
-                    if name in model:
-                        model[name] = (model[name] / divisor).astype(model[name].dtype)
-        return models
+    def aggregate(self, state: WidthState, round: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Take the plain mean; a row of the last layer counts if its client has the class."""
+        state.model.merge(uploads, [1.0] * len(uploads), _classes)
+        return {"clients_without_a_model": float(state.idle)} if state.idle else {}
 
-    def client_models(self) -> dict[Size, Arrays]:
-        """Return the global model of every size as clients train it."""
-        return super().slice_models()
+    def evaluation(self, state: WidthState) -> Evaluation:
+        """Return every width's model, as a plain one that computes what was trained with the scaler."""
+        trained = super().evaluation(state).widths
+        if not self.params.scaler:
+            return Evaluation([], trained)
+        return Evaluation([], {width: self._plain(state, width) for width in trained}, clients=trained)
 
-    def global_model(self) -> Arrays:
-        """Return the global model of the largest size."""
-        return self.slice_models()[self.sizes[0]]
+    def _plain(self, state: WidthState, width: Width) -> Arrays:
+        """Return the model of `width`, its scaled layers divided by the share of the widest width."""
+        model, divisor = state.model.at(width), width.ratio / state.model.widths[0].ratio
+        for layer in state.model.corners.scaled if divisor < 1 else ():
+            for name in (f"{layer}.weight", f"{layer}.bias"):
+                if name in model:
+                    model[name] = (model[name] / divisor).astype(model[name].dtype)
+        return model
 
-    def having(self, name: str, upload: Upload) -> Array | None:
-        """Return which classes the client has, for the last layer."""
-        return upload.extras["labels"]["held"] > 0 if name in HEAD and "labels" in upload.extras else None
 
-    @property
-    def sizes(self) -> Sequence[Size]:
-        """One size for each width, the widest first."""
-        return [Size(width) for width in sorted(self.params.widths, reverse=True)]
-
-    def budget_remarks(self) -> list[str]:
-        """Return remarks as its base does, and on widths that no device trains."""
-        found = super().budget_remarks()
-        if not self.budgets or self.federation.networked:
-            return found
-        trained, widest = {self.largest(budget) for budget in self.budgets.values()}, max(self.budgets.values())
-        if idle := [size.width for size in self.sizes if size not in trained and holds(widest, size)]:
-            found.append(
-                f"method.widths={idle}: no device trains these, because each can hold a wider one, or none of them. "
-                "What the run says of such a width is of a corner that nobody trains by itself."
-            )
-        return found
-
-    def size_for(self, slot: int, client: int) -> Size | None:
-        """Return the widest slice that the client's device can hold."""
-        return self.largest(self.budget(client))
-
-    def weight(self, upload: Upload) -> float:
-        """Return 1: every upload counts the same."""
-        return 1.0
+def _classes(name: str, upload: Upload) -> Array | None:
+    """Return which classes the client has, for the last layer."""
+    return upload.extras["labels"]["held"] > 0 if name in HEAD and "labels" in upload.extras else None

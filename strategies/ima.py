@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from pydantic import Field
 
 from fedcross.core.settings import Settings
+from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.objective import Objective, Prepared, Visit
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.late import first_late
-from fedcross.strategies.parts.objective import Objective, Prepared, Visit
-from fedcross.strategies.round.federation import State
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.wire.records import Arrays
 
 
@@ -42,7 +43,14 @@ class Milder(Objective[IMAParams]):
         return {}
 
 
-class IMA(SingleModel[IMAParams]):
+@dataclass
+class IMAState(ModelState):
+    """The model that is sent, and the last P averages, the oldest first."""
+
+    window: list[Arrays] = field(default_factory=list)
+
+
+class IMA(SingleModel[IMAParams, IMAState]):
     """Zhou et al., Understanding and Improving Model Averaging in Federated Learning on Heterogeneous Data, TMC 2024.
 
     Also arXiv 2305.07845; iterative moving averaging.
@@ -62,31 +70,15 @@ class IMA(SingleModel[IMAParams]):
 
     Objective = Milder
 
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> IMAState:
         """Keep the initial model; the window is empty."""
-        super().setup(arrays)
-        self.window: list[Arrays] = []
+        return IMAState(super().init(start).model)
 
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: IMAState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the uploads; late in the run, send the mean of the last averages."""
-        metrics = super().aggregate(current, uploads)
+        metrics = super().aggregate(state, round, uploads)
         if uploads:
-            self.window = [*self.window, self.model][-self.params.window :]
-            if current.number >= first_late(self.federation.rounds, self.params.start):
-                self.model = weighted_mean(self.window, [1.0] * len(self.window))
+            state.window = [*state.window, state.model][-self.params.window :]
+            if round.number >= first_late(round.rounds, self.params.start):
+                state.model = weighted_mean(state.window, [1.0] * len(state.window))
         return metrics
-
-    def state(self) -> State:
-        """Return the model that is sent and the window, the oldest average first."""
-        state = super().state()
-        for i, model in enumerate(self.window):
-            state.arrays |= {f"window.{i}.{name}": array for name, array in model.items()}
-        state.values["window"] = len(self.window)
-        return state
-
-    def restore(self, state: State) -> None:
-        """Load what :meth:`state` returned."""
-        super().restore(state)
-        self.window = [
-            {name: state.arrays[f"window.{i}.{name}"] for name in self.spec} for i in range(state.values["window"])
-        ]

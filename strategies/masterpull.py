@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
+
+from fedcross.strategies.method import Round
+from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
 from fedcross.strategies.parts.schedule import Constant, Share
-from fedcross.strategies.pool.passes import pull
-from fedcross.strategies.round.pooled import Pooled, PooledParams
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.pool.loops import over_blocks
+from fedcross.strategies.pool.pool import Pool, pulled
 
 
 class MasterPullParams(PooledParams):
@@ -27,7 +31,7 @@ class MasterPullParams(PooledParams):
         return []
 
 
-class MasterPull(Pooled[MasterPullParams]):
+class MasterPull(Pooled[MasterPullParams, PoolState]):
     """What GitFL (Hu et al., RTSS 2023, arXiv 2211.12049) does to its branches, without its asynchrony.
 
     ``w_i = a v_i + (1 - a) M`` with the master M, the uniform mean of the uploads v. The mean of the pool stays the
@@ -36,13 +40,28 @@ class MasterPull(Pooled[MasterPullParams]):
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
-    Cost on the server: one pass that reads and writes the pool once, in place.
-
-    Choices and deviations: GitFL's versions, control of the branches and choice of clients are about clients of unequal
-    speed; here all branches have equal versions. `alpha` may be a schedule. If no upload is accepted for a slot, the
-    slot keeps its model, and M is the mean of the others; it counts in the global mean.
+    Deviations: all branches have equal versions here, and `alpha` may be a schedule. A lost slot keeps its model, and M
+    is the mean of the others; it counts in the global mean.
     """
 
-    def recombine(self, current: Round, members: list[int]) -> None:
+    def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:
         """Pull the uploads towards their mean."""
-        pull(self.pool, members, self.params.alpha.at(current.number))
+        pull(state.pool, members, self.params.alpha.at(round.number))
+
+
+def pull(pool: Pool, members: list[int], own: float) -> None:
+    """Set ``w_i = own v_i + (1 - own) M`` for all members, M their uniform mean, summed in float64.
+
+    A value that all members share stays the same to the bit.
+    """
+    if len(members) < 2 or own == 1:
+        return
+    pool.integers[members] = pulled(pool.integers[members], own)
+    rows, slots = torch.from_numpy(pool.rows), torch.from_numpy(np.asarray(members))
+
+    def task(_: int, columns: slice) -> None:
+        piece = rows[slots, columns]
+        piece.lerp_(torch.mean(piece, 0, dtype=torch.float64).to(piece.dtype), 1 - own)
+        rows[slots, columns] = piece
+
+    over_blocks(task, len(members), pool.rows.itemsize, 0, pool.rows.shape[1])

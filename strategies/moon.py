@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcross.strategies.parts.objective import (
+from fedcross.strategies.objective import (
     Batch,
     Net,
     Objective,
@@ -20,7 +20,7 @@ from fedcross.strategies.parts.objective import (
     as_tensors,
 )
 from fedcross.strategies.parts.projection import Projected, project
-from fedcross.strategies.round.single_model import SingleModel
+from fedcross.strategies.parts.single_model import SingleModel
 
 
 class MoonParams(Projected):
@@ -34,6 +34,7 @@ class Contrast(Objective[MoonParams]):
     """Cross-entropy + mu times the model-contrastive term."""
 
     keeps = True
+    halves = True
 
     def prepare(self, visit: Visit) -> Prepared:
         """Return the received model and the one this client trained last; ``met`` is 0 if there is none yet."""
@@ -95,9 +96,7 @@ class Moon(SingleModel[MoonParams]):
     """
 
     Objective = Contrast
-    halves = True
 
-    @classmethod
-    def build_model(cls, model: nn.Module, params: MoonParams) -> nn.Module:
+    def network(self, model: nn.Module, deployed: bool = False) -> nn.Module:
         """Return `model` with the projection head."""
-        return project(model, params, cls.__name__)
+        return model if deployed else project(model, self.params, type(self).__name__)

@@ -6,10 +6,16 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fedcross.strategies.parts.objective import Batch, Net, Prepared, Tensors
+from fedcross.strategies.objective import Batch, Net, Prepared, Tensors
+from fedcross.strategies.parts.cross_training import (
+    GROUP,
+    CrossObjective,
+    CrossState,
+    CrossTraining,
+    CrossTrainingParams,
+)
 from fedcross.strategies.parts.prototypes import attend, contrast
-from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.round.cross_training import GROUP, CrossObjective, CrossTraining, CrossTrainingParams
+from fedcross.strategies.pool.pool import Arrays
 
 
 class PGCTParams(CrossTrainingParams):
@@ -20,9 +26,16 @@ class PGCTParams(CrossTrainingParams):
     temperature: float = Field(0.5, gt=0)
     attention: float = Field(0.5, ge=0, le=1, description="share s of prototypes in an attended embedding")
 
+    @property
+    def uses_prototypes(self) -> bool:
+        """Whether the loss needs them."""
+        return self.kappa > 0 or self.eta > 0
+
 
 class PgctObjective(CrossObjective[PGCTParams]):
     """At a host ``CE + kappa C + eta A``; at home CE."""
+
+    halves = True
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the loss.
@@ -61,14 +74,8 @@ class PGCT(CrossTraining[PGCTParams]):
     """
 
     Objective = PgctObjective
-    halves = True
 
-    @property
-    def uses_prototypes(self) -> bool:
-        """Whether the loss needs them."""
-        return self.params.kappa > 0 or self.params.eta > 0
-
-    def guidance(self, slot: int) -> dict[str, Arrays]:
+    def guidance(self, state: CrossState, slot: int) -> dict[str, Arrays]:
         """Send the prototypes that the model had at its last client."""
-        found = self.learners[slot].prototypes
+        found = state.learners[slot].prototypes
         return {} if found is None else {GROUP: found.group()}

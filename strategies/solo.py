@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Evaluation, Round, Start, Task, Upload
+from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.wire.records import Arrays
 
 
@@ -23,7 +25,14 @@ class Alone(Objective[Settings]):
         return Outcome(state=as_arrays({**trained.params, **trained.buffers}))
 
 
-class Solo(SingleModel[Settings]):
+@dataclass
+class SoloState(ModelState):
+    """The initial model, and the models of the last round's participants."""
+
+    seen: list[Arrays] = field(default_factory=list)
+
+
+class Solo(SingleModel[Settings, SoloState]):
     """Local training only, a reference rather than a method: models are never averaged.
 
     All clients start from the same initial model. A drawn client trains its own model further, for as many epochs as a
@@ -40,22 +49,24 @@ class Solo(SingleModel[Settings]):
     """
 
     #: Every client trains its own model, so the sizes of their updates cannot be compared.
-    defended = False
-    interchangeable = False
+    comparable = False
     personal = True
 
     Objective = Alone
 
-    def setup(self, arrays: Arrays) -> None:
+    def init(self, start: Start) -> SoloState:
         """Keep the initial model."""
-        super().setup(arrays)
-        self._seen: list[Arrays] = []
+        return SoloState(super().init(start).model)
 
-    def aggregate(self, current: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Keep the participants' models for this round's evaluation; the server state does not change."""
-        self._seen = [upload.arrays for upload in uploads]
+    def dispatch(self, state: SoloState, round: Round) -> list[Task]:
+        """Send the initial model; no other client can train in a client's place."""
+        return [replace(task, fixed=True) for task in super().dispatch(state, round)]
+
+    def aggregate(self, state: SoloState, round: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Keep the participants' models for this round's evaluation."""
+        state.seen = [upload.arrays for upload in uploads]
         return {}
 
-    def evaluation_models(self) -> list[Arrays]:
+    def evaluation(self, state: SoloState) -> Evaluation:
         """Return the models of this round's participants."""
-        return self._seen
+        return Evaluation(state.seen)

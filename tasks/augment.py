@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -21,34 +21,28 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings, parse
 
 Augmentation = Callable[[Tensor, Generator], Tensor]
+#: One change: ``draw(n, height, width, generator)`` -> numbers (n, ...); ``apply(images, numbers)`` -> images.
+Change = tuple[Callable[[int, int, int, Generator], Tensor], Callable[[Tensor, Tensor], Tensor]]
 
-# Random resized crop: share of the image's area, ratio of width to height, tries before the central crop; the values of
-# Szegedy et al. (2015) that torchvision has as defaults and FedFusion's code uses.
-AREA = (0.08, 1.0)
-RATIO = (3 / 4, 4 / 3)
-TRIES = 10
+# Random resized crop (Szegedy et al. 2015): share of the area, ratio of width to height, tries before the central crop.
+AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
 
 class Augment(Settings):
     """Which changes, applied in the order of the attributes; none by default, as in FedCross.
 
-    FedCT: CIFAR-10 ``crop=4, crop_padding=reflect, flip``; CIFAR-100 ``crop=4, flip, rotate=15``. FedFusion:
-    ``resized_crop, flip``.
-
     Attributes
     ----------
     crop : int
-        Pixels of padding on each side before a random crop to the old size; 0 leaves it out.
+        Pixels of padding on each side before a random crop to the old size.
     crop_padding : {"zero", "reflect"}
-        What the padding holds. Zero is zero of the prepared (normalised) tensor, the mean colour; torchvision's usual
-        chain pads with black before it normalises.
+        What the padding holds; zero is that of the normalised tensor, the mean colour.
     resized_crop : bool
         Crop a random box and resize it to the old size, bilinear.
     flip : bool
         Mirror left and right with probability 1/2.
     rotate : float
-        Largest angle in degrees; uniform in [-rotate, rotate], nearest pixel, corners filled with zero; 0 leaves it
-        out.
+        Largest angle in degrees; nearest pixel, corners filled with zero.
     """
 
     crop: int = Field(default=0, ge=0)
@@ -61,21 +55,7 @@ class Augment(Settings):
 def build(spec: Augment | Mapping[str, Any] | None) -> Augmentation | None:
     """Return a function ``(images, generator) -> images``, or None if `spec` asks for nothing.
 
-    Parameters
-    ----------
-    spec : Augment, mapping or None
-        Settings, or plain values to parse into them.
-
-    Returns
-    -------
-    callable or None
-        Takes floating point images ``(n, channels, height, width)`` on any device and returns new ones of the same
-        shape, dtype and device.
-
-    Raises
-    ------
-    ConfigError
-        If a value is wrong.
+    Images are floating point ``(n, channels, height, width)`` on any device. A wrong value is a ConfigError.
     """
     if spec is None:
         return None
@@ -88,44 +68,26 @@ def build(spec: Augment | Mapping[str, Any] | None) -> Augmentation | None:
     changes: list[Change] = []
     if spec.crop:
         cut = partial(crop, padding=spec.crop, reflect=spec.crop_padding == "reflect")
-        changes.append(Change(partial(offsets, most=2 * spec.crop), cut))
+        changes.append((partial(offsets, most=2 * spec.crop), cut))
     if spec.resized_crop:
-        changes.append(Change(boxes, resized_crop))
+        changes.append((boxes, resized_crop))
     if spec.flip:
-        changes.append(Change(sides, flip))
+        changes.append((sides, flip))
     if spec.rotate:
-        changes.append(Change(partial(rotations, degrees=spec.rotate), rotate))
+        changes.append((partial(rotations, degrees=spec.rotate), rotate))
     return partial(_chain, changes=tuple(changes)) if changes else None
-
-
-class Change(NamedTuple):
-    """One change of images.
-
-    Attributes
-    ----------
-    draw : callable
-        ``(n, height, width, generator)`` -> its random numbers, shape (n, ...), on the generator's device.
-    apply : callable
-        ``(images, numbers)`` -> changed images; both on one device.
-    """
-
-    draw: Callable[[int, int, int, Generator], Tensor]
-    apply: Callable[[Tensor, Tensor], Tensor]
 
 
 def _chain(x: Tensor, generator: Generator, *, changes: tuple[Change, ...]) -> Tensor:
     n, _, height, width = x.shape
-    drawn = [change.draw(n, height, width, generator) for change in changes]
-    for change, numbers in zip(changes, drawn if generator.device == x.device else _brought(drawn, x), strict=True):
-        x = change.apply(x, numbers)
+    drawn = [draw(n, height, width, generator) for draw, _ in changes]
+    for (_, apply), numbers in zip(changes, drawn if generator.device == x.device else _brought(drawn, x), strict=True):
+        x = apply(x, numbers)
     return x
 
 
 def _brought(drawn: list[Tensor], x: Tensor) -> list[Tensor]:
-    """Return the numbers in `drawn`, each (n, ...), on the device of the images `x`, copied in one piece.
-
-    As float32 unless `x` is float64: whole numbers below 2^24 stay what they are, and MPS has no float64.
-    """
+    """Return `drawn` on the device of `x`, copied in one piece; as float32 unless `x` is float64 (MPS has none)."""
     kind = torch.float64 if x.dtype == torch.float64 else torch.float32
     row = torch.cat([numbers.reshape(-1).to(kind) for numbers in drawn])
     if x.device.type == "cuda":
@@ -172,11 +134,7 @@ def flip(x: Tensor, mirrored: Tensor) -> Tensor:
 
 
 def rotations(n: int, height: int, width: int, generator: Generator, *, degrees: float) -> Tensor:
-    """Draw rotations by uniform angles in [-degrees, degrees], float64 (n, 2, 3).
-
-    They lead from normalised output to normalised input positions; the ratios keep a rotation rigid where images are
-    oblong.
-    """
+    """Draw rotations by uniform angles in [-degrees, degrees], float64 (n, 2, 3), from output to input positions."""
     angle = torch.deg2rad((2 * _uniform((n,), generator) - 1) * degrees)
     cos, sin = torch.cos(angle), torch.sin(angle)
     zero = torch.zeros_like(angle)
@@ -191,14 +149,9 @@ def rotate(x: Tensor, theta: Tensor) -> Tensor:
 
 
 def boxes(n: int, height: int, width: int, generator: Generator) -> Tensor:
-    """Draw `n` boxes of random area and shape inside an image.
+    """Draw `n` boxes of random area and shape inside an image, int64 (n, 4): top, left, height, width in pixels.
 
     The first of ten tries that fits counts; if none does, the largest central box of allowed shape.
-
-    Returns
-    -------
-    Tensor of int64, shape (n, 4)
-        Top, left, height, width in pixels, on the generator's device.
     """
     draws = _uniform((n, 2 * TRIES + 2), generator)
     area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * draws[:, :TRIES])

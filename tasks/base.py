@@ -1,9 +1,10 @@
 """The data of a task: training examples, test examples, and the conversion of raw values to tensors.
 
 A task module ``tasks/NAME.py`` has ``Params`` (settings) and ``load(params) -> Task``. A model module
-``tasks/models/NAME.py`` has ``Params`` and ``build(params, task) -> torch.nn.Module``; the module has two children,
-``features`` (input to embedding, shape ``(batch, embedding)``) and ``classifier`` (embedding to logits), and an
-attribute ``embedding: int``.
+``tasks/models/NAME.py`` has ``Params`` and ``build(params, task, width) -> torch.nn.Module``; the module has two
+children, ``features`` (input to embedding, shape ``(batch, embedding)``) and ``classifier`` (embedding to logits), and
+an attribute ``embedding: int``. ``width(64)`` says how many of 64 hidden channels it has (:class:`tasks.models.width.
+Hidden`); a model without the argument has one width.
 """
 
 from __future__ import annotations
@@ -25,15 +26,8 @@ IntArray = npt.NDArray[np.int64]
 class Examples:
     """Labelled examples in their compact raw form.
 
-    Attributes
-    ----------
-    x : ndarray, shape (n, ...)
-        Raw inputs, often a read-only memory map: uint8 images ``(n, channels, height, width)``, float32 images, or
-        int token ids ``(n, length)``.
-    y : ndarray of int64, shape (n,)
-        Labels in ``[0, classes)``.
-    users : ndarray of int64, shape (n,), or None
-        Natural owner of each example, for data sets that have one (LEAF).
+    ``x`` (n, ...) are often a read-only memory map of uint8 or float32 images ``(n, channels, height, width)``, or of
+    int token ids ``(n, length)``; ``y`` int64 (n,) labels in ``[0, classes)``; ``users`` int64 (n,) the natural owners.
     """
 
     x: npt.NDArray[np.generic]
@@ -43,6 +37,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def take(self, rows: IntArray) -> Examples:
+        """Return the examples at `rows`."""
+        return Examples(self.x[rows], self.y[rows], None if self.users is None else self.users[rows])
+
 
 @dataclass(frozen=True)
 class Task:
@@ -50,12 +48,10 @@ class Task:
 
     Attributes
     ----------
-    name : str
-        The configuration's name.
-    train, test : Examples
-        Examples to partition over clients; the central test set.
-    classes : int
-        Number of labels.
+    name, classes : str, int
+        The configuration's name; the number of labels.
+    train, test, validation : Examples
+        Examples to partition over clients; the central test set; training examples that no client gets, or None.
     shape : tuple of int
         Shape of one prepared input: ``(channels, height, width)`` or ``(length,)``.
     prepare : callable
@@ -64,12 +60,8 @@ class Task:
         ``(batch, generator) -> batch`` on prepared tensors, training only.
     vocabulary : int
         Number of token ids for text, else 0.
-    label_names : sequence of str
-        For tables and pictures; may be empty.
-    feature_names : sequence of str
-        For tables: the columns, in the order of an input's numbers; else empty.
-    user_names : sequence of str
-        Name of each natural user, by the numbers in ``Examples.users``; may be empty.
+    label_names, feature_names, user_names : sequence of str
+        Names of the classes, of a table's columns, and of the natural users (``Examples.users``); may be empty.
     alone : bool
         Whether a device that has only its own examples prepares them as all others do.
     """
@@ -86,6 +78,7 @@ class Task:
     feature_names: Sequence[str] = field(default=())
     user_names: Sequence[str] = field(default=())
     alone: bool = True
+    validation: Examples | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +96,8 @@ class Partition:
     test_transform : callable or None
         ``(indices into task.test, raw inputs at them) -> raw inputs``: what the central test set must go through
         where `transform` is not None.
+    names : sequence of str
+        Name of each client, such as its site; empty if clients have numbers only.
     own : bool
         Whether all of this machine's data belongs to whichever client runs here (a real edge device).
     """
@@ -112,6 +107,7 @@ class Partition:
     transform: Callable[[int, npt.NDArray[np.generic]], npt.NDArray[np.generic]] | None = None
     test_transform: Callable[[IntArray, npt.NDArray[np.generic]], npt.NDArray[np.generic]] | None = None
     own: bool = False
+    names: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.train)

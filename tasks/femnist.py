@@ -10,7 +10,7 @@ Source: S. Caldas et al., "LEAF", arXiv 1812.01097. Two layouts:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import string
 from pathlib import Path
 from typing import Literal
 
@@ -19,12 +19,11 @@ import numpy as np
 from fedcross.core.errors import DataError
 from fedcross.tasks.base import Task
 from fedcross.tasks.reading import leaf
-from fedcross.tasks.reading.cache import Array, Store, cached
-from fedcross.tasks.reading.npz import read_npz
-from fedcross.tasks.reading.params import FileParams, ImageParams, require
+from fedcross.tasks.reading.cache import Array, Arrays, cached
+from fedcross.tasks.reading.params import FileParams, ImageParams, finished, published, read_npz
 
-CLASSES = 62
-HELP = (
+CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
+CURE = (
     "Make LEAF's files with its data/femnist/preprocess.sh (-s niid -t sample) and put data/train and data/test here, "
     "or give the npz of 300 writers with task.source=npz."
 )
@@ -47,76 +46,47 @@ class Params(FileParams, ImageParams):
 
 def _encode(data: leaf.UserData) -> tuple[Array, Array]:
     """Return uint8 images ``(n, 1, 28, 28)`` and labels of one writer."""
-    y = leaf.labels(data, CLASSES)
-    if len(y) == 0:
-        return np.empty((0, 1, 28, 28), np.uint8), y
+    y = leaf.labels(data, len(CLASSES))
     try:
-        pixels = np.asarray(data.x, dtype=np.float64).reshape(len(y), -1)
+        x = np.asarray(data.x)
+        if x.dtype != np.uint8:
+            x = x.astype(np.float64) * 255.0
+        if len(y) and not (x.min() >= 0 and x.max() <= 255):  # also false for NaN
+            raise ValueError(f"pixels from {x.min() / 255} to {x.max() / 255}")
+        return np.rint(x.reshape(len(y), 1, 28, 28)).astype(np.uint8), y
     except (ValueError, TypeError) as error:
-        raise DataError(f"{data.where}: images are not lists of numbers of one length ({error}).") from error
-    if pixels.shape[1] != 784:
-        raise DataError(f"{data.where}: images of {pixels.shape[1]} pixels, expected 784.")
-    if not (pixels.min() >= 0.0 and pixels.max() <= 1.0):  # also false for NaN
-        raise DataError(f"{data.where}: pixels from {pixels.min()} to {pixels.max()}, expected 0 to 1.")
-    return np.rint(pixels * 255.0).astype(np.uint8).reshape(-1, 1, 28, 28), y
+        raise DataError(f"{data.where}: images are not 784 pixels from 0 to 1 each ({error}).") from error
 
 
-def _npz_users(path: Path, part: str) -> Iterator[leaf.UserData]:
-    """Yield the training or test examples of each writer in the npz, pixels scaled as in LEAF's files."""
-    content = read_npz(path, ("x", "y", "users", "num_samples", "num_train"))
-    ends = np.cumsum(content["num_samples"])
-    if len(content["x"]) != len(content["y"]) or len(ends) == 0 or ends[-1] != len(content["y"]):
-        raise DataError(
-            f"{path}: {len(content['x'])} images, {len(content['y'])} labels, but num_samples adds up to "
-            f"{ends[-1] if len(ends) else 0}."
-        )
-    for user, end, count, kept in zip(content["users"], ends, content["num_samples"], content["num_train"]):
-        first, middle = int(end) - int(count), int(end) - int(count) + int(kept)
-        own = slice(first, middle) if part == "train" else slice(middle, int(end))
-        yield leaf.UserData(path, str(user), content["x"][own], content["y"][own])
-
-
-def _encode_npz(data: leaf.UserData) -> tuple[Array, Array]:
-    x = np.asarray(data.x)
-    if x.dtype != np.uint8 or x.shape[1:] != (28, 28):
-        raise DataError(f"{data.file}: x is {x.dtype} of {x.shape[1:]} pixels, expected uint8 of (28, 28).")
-    return x[:, None], leaf.labels(data, CLASSES)
+def _npz_parts(path: Path) -> dict[str, list[leaf.UserData]]:
+    """Return the training and test examples of each writer in the npz."""
+    content, parts = read_npz(path), {"train": list[leaf.UserData](), "test": list[leaf.UserData]()}
+    try:
+        x, y, users, counts, kept = (content[n] for n in ("x", "y", "users", "num_samples", "num_train"))
+        if not len(x) == len(y) == counts.sum():
+            raise ValueError(f"{len(x)} images, {len(y)} labels, but num_samples adds up to {counts.sum()}")
+        for user, end, count, first in zip(users, np.cumsum(counts), counts, kept, strict=True):
+            middle, where = end - count + first, f"{path}: user {user!r}"
+            parts["train"].append(leaf.UserData(where, str(user), x[end - count : middle], y[end - count : middle]))
+            parts["test"].append(leaf.UserData(where, str(user), x[middle:end], y[middle:end]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: not FEMNIST by writer ({error}). Copy the file again.") from error
+    return parts
 
 
 def load(params: Params) -> Task:
-    """Return FEMNIST with its writers as users; raw inputs are uint8 ``(n, 1, 28, 28)``, 255 for paper.
-
-    Raises
-    ------
-    DataError
-        If files are missing or wrong; the message names the file and the writer.
-    """
-    leaf.no_download(params.download, "FEMNIST", HELP)
+    """Return FEMNIST with its writers as users; raw inputs are uint8 ``(n, 1, 28, 28)``, 255 for paper."""
     folder = params.root / "femnist"
     if params.source == "leaf":
-        files = leaf.find_files(folder / "data", "FEMNIST", HELP)
-        sources = [path for paths in files.values() for path in paths]
+        files = leaf.find_files(folder / "data", "FEMNIST", params, CURE)
     else:
-        sources = [folder / params.file]
-        require(sources, "FEMNIST", HELP)
+        files = {"npz": [folder / params.file]}
+        published("FEMNIST", files["npz"], params, CURE)
 
-    def decode(store: Store) -> None:
-        if params.source == "leaf":
-            leaf.decode({part: leaf.read_all(files[part]) for part in leaf.PARTS}, _encode, store)
-        else:
-            leaf.decode({part: _npz_users(sources[0], part) for part in leaf.PARTS}, _encode_npz, store)
+    def decode(_: Path) -> Arrays:
+        parts: leaf.Parts = {part: leaf.read(paths) for part, paths in files.items()}
+        return leaf.decode(_npz_parts(files["npz"][0]) if "npz" in files else parts, _encode)
 
+    sources = [path for paths in files.values() for path in paths]
     arrays = cached("femnist", sources, {"source": params.source}, decode)
-    examples = leaf.examples(arrays, CLASSES, folder, params)
-    digits, upper, lower = range(48, 58), range(65, 91), range(97, 123)
-    return Task(
-        name="femnist",
-        train=examples["train"],
-        test=examples["test"],
-        classes=CLASSES,
-        shape=(1, 28, 28),
-        prepare=params.normaliser(channels=1),
-        augment=params.augmentation(),
-        label_names=tuple(chr(code) for codes in (digits, upper, lower) for code in codes),
-        user_names=tuple(str(name) for name in arrays["names"]),
-    )
+    return finished("femnist", arrays, params, folder, tuple(CLASSES))

@@ -1,8 +1,4 @@
-"""A client's inputs on the device that trains on them: prepared, or bytes that are prepared when they are looked up.
-
-On a GPU the pictures of a client stay as uint8: a quarter of the memory, of the copy from the host, and of what a step
-reads when it looks its batch up. On a CPU inputs are prepared once, when they are read.
-"""
+"""A client's inputs on the device that trains on them: prepared, or on a GPU bytes that are prepared when looked up."""
 
 from __future__ import annotations
 
@@ -21,17 +17,7 @@ from fedcross.tasks.reading.params import Normalise
 class Prepare:
     """:class:`tasks.reading.params.Normalise` for tensors of bytes on a device, equal to it to the bit.
 
-    Both multiply and then add, in float32; each operation rounds as IEEE 754 says, on a GPU as on a CPU. Two of them
-    are equal if they do the same, so that they can be part of a key.
-
-    Parameters
-    ----------
-    normalise : Normalise
-        What to do.
-    dimensions : int
-        Dimensions of the tensors.
-    device : torch.device
-        Where they are.
+    Both multiply and then add, in float32. Two of them are equal if they do the same, so they can be part of a key.
     """
 
     def __init__(self, normalise: Normalise, dimensions: int, device: torch.device) -> None:
@@ -54,12 +40,7 @@ class Prepare:
 class Inputs:
     """One row per example; ``inputs[rows]`` returns prepared ones.
 
-    Attributes
-    ----------
-    held : Tensor, shape (n, ...)
-        What lies on the device: prepared inputs, or uint8 pictures.
-    prepare : Prepare or None
-        Turns rows of `held` into prepared inputs; None where they are.
+    ``held`` (n, ...) lies on the device: prepared inputs, or uint8 pictures that `prepare` prepares.
     """
 
     held: Tensor

@@ -6,7 +6,7 @@ Importing this module does not import torch; the functions that need it import i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ WINDOW = 10
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy in [0, 1], mean cross-entropy in nats, and accuracy of each class (NaN without examples)."""
+    """Accuracy in [0, 1], mean cross-entropy in nats, accuracy of each class (NaN without examples)."""
 
     accuracy: float
     loss: float
@@ -42,20 +42,17 @@ def score(
     `model` is in evaluation mode; its weights are overwritten by `arrays` (every name of the ``state_dict``,
     of tied weights one).
     """
-    import torch
     from torch.nn import functional
 
-    given = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-    if any(model.load_state_dict(given, strict=False)):  # tied weights come under one name; anything else is an error
-        from fedcross.tasks.models.weights import load_arrays
+    from fedcross.tasks.models.weights import load_arrays
 
-        load_arrays(model, arrays)
-    scores, truth = predictions(model, inputs, batch).float(), labels.cpu()
-    right = hits(scores, truth)
+    load_arrays(model, arrays)
+    logits, truth = predictions(model, inputs, batch).float(), labels.cpu()
+    right = hits(logits, truth)
     per_class_hits = np.bincount(truth.numpy(), weights=right, minlength=classes)
     counts = np.bincount(truth.numpy(), minlength=classes)
     per_class = np.divide(per_class_hits, counts, out=np.full(classes, np.nan), where=counts > 0)
-    loss = functional.cross_entropy(scores, truth).item()
+    loss = functional.cross_entropy(logits, truth).item()
     return Score(float(right.mean()), loss, tuple(float(share) for share in per_class))
 
 
@@ -78,6 +75,42 @@ def hits(scores: Tensor, labels: Tensor) -> npt.NDArray[np.bool_]:
     return right
 
 
+def spread(accuracies: Sequence[float], name: str) -> dict[str, float]:
+    """Return the worst tenth and the standard deviation of clients' accuracies, as ``NAME_worst_tenth``, ``NAME_std``.
+
+    The worst tenth is the mean over the tenth of the clients with the lowest accuracies, at least one.
+    """
+    worst = sorted(accuracies)[: max(1, len(accuracies) // 10)]
+    return {f"{name}_worst_tenth": float(np.mean(worst)), f"{name}_std": float(np.std(accuracies))}
+
+
+def scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return further metrics of class scores (n, classes) on labels (n,), both on the CPU, each in [0, 1].
+
+    ``balanced_accuracy`` is the mean recall and ``auc`` the mean one-against-rest area under the ROC curve, over the
+    classes that occur; ``majority_share`` is the accuracy of always naming the most frequent class. With two classes
+    ``auc``, ``sensitivity`` and ``specificity`` take class 1 as positive.
+    """
+    chances, named, truth = logits.softmax(1).numpy(), logits.argmax(1).numpy(), labels.numpy()
+    classes, counts = np.unique(truth, return_counts=True)
+    recall = [float((named[truth == one] == one).mean()) for one in classes]
+    found = {"majority_share": float(counts.max() / len(truth)), "balanced_accuracy": float(np.mean(recall))}
+    if len(classes) == 1:
+        return found
+    if logits.shape[1] == 2:
+        found |= {"sensitivity": recall[1], "specificity": recall[0]}
+        classes = classes[1:]
+    return found | {"auc": float(np.mean([_area(chances[:, one], truth == one) for one in classes]))}
+
+
+def _area(chance: npt.NDArray[np.floating[Any]], positive: npt.NDArray[np.bool_]) -> float:
+    """Return the area under the ROC curve: the share of pairs in the right order, ties counted half."""
+    _, place, counts = np.unique(chance, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    hits, n = positive.sum(), len(positive)
+    return float((ranks[positive].sum() - hits * (hits + 1) / 2) / (hits * (n - hits)))
+
+
 @dataclass(frozen=True)
 class Smoothed:
     """Largest moving mean over `window` evaluations and the standard deviation of those evaluations, in [0, 1]."""
@@ -90,20 +123,9 @@ class Smoothed:
 def smoothed(accuracies: npt.NDArray[np.float64], window: int = WINDOW) -> Smoothed:
     """Return the papers' smoothed accuracy: the maximum over time of a moving mean, and the spread inside that window.
 
-    Parameters
-    ----------
-    accuracies : array of float, shape (evaluations,)
-        Test accuracies in the order of the rounds, in [0, 1].
-    window : int
-        Evaluations per mean. A shorter curve is one window.
-
-    Notes
-    -----
-    The logger in the public code of FedCross's laboratory does this, so the published values are most likely of this
-    kind. The spread is the population standard deviation (divisor `window`); of equal means the earliest counts.
-
-    Every evaluation counts. A run that was made longer keeps that of its former last round; where this is no multiple
-    of ``evaluate_every``, windows with it reach over fewer rounds than those of a run that had the length at once.
+    `accuracies` (evaluations,) are in the order of the rounds; a curve shorter than `window` is one window. The logger
+    in the public code of FedCross's laboratory does this. The spread is the population standard deviation (divisor
+    `window`); of equal means the earliest counts.
     """
     if accuracies.size == 0:
         return Smoothed(math.nan, math.nan, 0)

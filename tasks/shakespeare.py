@@ -14,32 +14,18 @@ import numpy as np
 from fedcross.core.errors import DataError
 from fedcross.tasks.base import Task
 from fedcross.tasks.reading import leaf
-from fedcross.tasks.reading.cache import Array, Store, cached
-from fedcross.tasks.reading.params import FileParams, token_ids
+from fedcross.tasks.reading.cache import Array, cached
+from fedcross.tasks.reading.params import FileParams, finished
 
 LENGTH = 80
 #: LEAF's 80 characters, in code point order; a character's id is its position.
 ALPHABET = "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
-HELP = "Make LEAF's files with its data/shakespeare/preprocess.sh (-s niid -t sample) and put data/ here."
-UNKNOWN = 255
-_IDS = np.full(256, UNKNOWN, np.uint8)
-_IDS[np.frombuffer(ALPHABET.encode("latin-1"), np.uint8)] = np.arange(len(ALPHABET))
+IDS = {character: number for number, character in enumerate(ALPHABET)}
+CURE = "Make LEAF's files with its data/shakespeare/preprocess.sh (-s niid -t sample) and put data/ here."
 
 
 class Params(FileParams):
     """Settings of Shakespeare: folder and limits."""
-
-
-def ids(text: str, where: str) -> Array:
-    """Return the ids of `text` as uint8; raise DataError naming the first character that is not in the alphabet."""
-    out: Array = _IDS[np.frombuffer(text.encode("latin-1", errors="replace"), np.uint8)]
-    unknown = np.flatnonzero(out == UNKNOWN)
-    question = ALPHABET.index("?")  # what `replace` makes of characters above 255
-    if len(unknown) == 0 and not text.isascii():
-        unknown = np.array([i for i in np.flatnonzero(out == question) if text[i] != "?"])
-    if len(unknown):
-        raise DataError(f"{where}: the character {text[unknown[0]]!r} is not one of LEAF's {len(ALPHABET)}.")
-    return out
 
 
 def _encode(data: leaf.UserData) -> tuple[Array, Array]:
@@ -47,35 +33,18 @@ def _encode(data: leaf.UserData) -> tuple[Array, Array]:
     for x, y in zip(data.x, data.y):
         if not (isinstance(x, str) and isinstance(y, str)) or len(x) != LENGTH or len(y) != 1:
             raise DataError(f"{data.where}: {x!r} -> {y!r} is not {LENGTH} characters and the one that follows.")
-    x_ids = ids("".join(data.x), data.where).reshape(-1, LENGTH)
-    return x_ids, ids("".join(data.y), data.where).astype(np.int64)
+    try:
+        x_ids = np.fromiter((IDS[one] for text in data.x for one in text), np.uint8).reshape(-1, LENGTH)
+        return x_ids, np.array([IDS[one] for one in data.y], np.int64)
+    except KeyError as error:
+        raise DataError(f"{data.where}: the character {error} is not one of LEAF's {len(ALPHABET)}.") from error
 
 
 def load(params: Params) -> Task:
-    """Return Shakespeare with its roles as users; raw inputs are uint8 token ids ``(n, 80)``.
-
-    Raises
-    ------
-    DataError
-        If files are missing or wrong; the message names the file and the role.
-    """
-    leaf.no_download(params.download, "Shakespeare", HELP)
+    """Return Shakespeare with its roles as users; raw inputs are uint8 token ids ``(n, 80)``."""
     folder = params.root / "shakespeare" / "data"
-    files = leaf.find_files(folder, "Shakespeare", HELP)
-
-    def decode(store: Store) -> None:
-        leaf.decode({part: leaf.read_all(files[part]) for part in leaf.PARTS}, _encode, store)
-
-    arrays = cached("shakespeare", [path for paths in files.values() for path in paths], {}, decode)
-    examples = leaf.examples(arrays, len(ALPHABET), folder, params)
-    return Task(
-        name="shakespeare",
-        train=examples["train"],
-        test=examples["test"],
-        classes=len(ALPHABET),
-        shape=(LENGTH,),
-        prepare=token_ids,
-        vocabulary=len(ALPHABET),
-        label_names=tuple(ALPHABET),
-        user_names=tuple(str(name) for name in arrays["names"]),
-    )
+    files = leaf.find_files(folder, "Shakespeare", params, CURE)
+    sources = [path for paths in files.values() for path in paths]
+    parts = {part: leaf.read(paths) for part, paths in files.items()}
+    arrays = cached("shakespeare", sources, {}, lambda _: leaf.decode(parts, _encode))
+    return finished("shakespeare", arrays, params, folder, tuple(ALPHABET), vocabulary=len(ALPHABET))

@@ -1,13 +1,13 @@
 """Your own table: a CSV, TSV or Parquet file with one row per example and named columns.
 
-The column `label` holds integers or text. All other columns, or those in `columns`, are features and must be numbers.
-``users`` names a column with the owner of each row, for ``partition=natural``. Without `test_file`, `test_fraction`
-of every class is held out.
+The column `label` holds integers or text. All other columns, or those in `columns`, are features: numbers, or text
+that `encode` codes. ``users`` names a column with the owner of each row (a site), for ``partition=natural``.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,106 +15,92 @@ from pydantic import Field
 
 from fedcross.core.errors import ConfigError, DataError
 from fedcross.tasks.base import Task
-from fedcross.tasks.reading.cache import Array, Arrays, Store, cached
-from fedcross.tasks.reading.params import LimitParams, Normalise
-from fedcross.tasks.reading.supervised import examples, moments, put_parts
-from fedcross.tasks.reading.tables import column, features, labels, owners, read_table
+from fedcross.tasks.reading.cache import Array, Arrays, cached
+from fedcross.tasks.reading.params import Normalise, finished, split_parts, stratified
+from fedcross.tasks.reading.tables import FILLS, TableParams, categories_of, coded, filled, labelled, read_table
 
 logger = logging.getLogger(__name__)
+PURPOSE = "table test split"
+#: Columns are unscaled if their largest deviation from 0 differs by more than this factor, or is larger.
+UNSCALED = 20.0
 
 
-class Params(LimitParams):
+class Params(TableParams):
     """Settings of a table.
 
     Attributes
     ----------
-    root : Path
-        Folder of the file.
-    file : str
-        Its name; the ending says what it is: .csv, .tsv, .parquet or .pq.
-    test_file : str or None
-        A second file, of the same columns, with the test examples; None to hold out `test_fraction`.
-    label : str
-        Column with the label of each example: integers or text.
     columns : tuple of str or None
         Columns with the features; None for all others.
-    users : str or None
-        Column with the owner of each example, for ``partition=natural``.
-    classes : tuple
-        All labels in the order of their numbers; empty for the sorted ones of the file. Give it wherever a device may
-        lack a class.
     separator : str or None
         What separates the columns of a text file; None for a comma in .csv and a tab in .tsv.
+    encode : sequence or mapping
+        Text columns, each coded as one feature of zeros and ones per value: ``[sex]`` for the values in the file, or
+        ``{sex: [f, m]}`` with the values, which devices need.
+    fill : str or None
+        How empty cells are filled: ``mean``, ``median``, ``most_frequent`` (of the rows to train on) or a value; None
+        refuses them.
     standardise : bool
         Whether each feature gets mean 0 and standard deviation 1, computed from the training examples.
     mean, std : tuple of float or None
         The same with numbers of your own, one per feature; on devices, where nobody sees all examples.
-    test_fraction : float
-        Share of every class that is held out if there is no `test_file`.
     """
 
-    root: Path
     file: str = "data.csv"
-    test_file: str | None = None
-    label: str = "label"
     columns: tuple[str, ...] | None = None
-    users: str | None = None
-    classes: tuple[str | int, ...] = ()
     separator: str | None = Field(default=None, min_length=1, max_length=1)
+    encode: dict[str, tuple[str | int, ...]] | tuple[str, ...] | None = None
+    fill: str | float | None = None
     standardise: bool = False
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    test_fraction: float = Field(default=0.2, ge=0, lt=1)
 
-    def faults(self) -> list[str]:
-        """Return errors that involve several of these settings."""
-        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
-            return ["task.mean and task.std: give both, with one number per feature each."]
-        if self.mean is not None and self.standardise:
-            return ["task.standardise=true: task.mean and task.std are given too. Leave out one of the two."]
-        if 0.0 in (self.std or ()):
-            return ["task.std: no division by zero is possible. Write 1 for a feature that is always the same."]
-        return []
+    @property
+    def alone(self) -> bool:
+        """Whether one device's rows are prepared as all others are: nothing is computed from everybody's rows."""
+        listed = isinstance(self.encode, Mapping) or not self.encode
+        return listed and not self.standardise and self.fill not in FILLS
 
 
-def _decode(params: Params, store: Store) -> None:
-    parts: dict[str, Arrays] = {}
-    names: tuple[str, ...] = ()
-    classes = params.classes
-    owned: dict[str, list[object]] = {}
-    for part, file in (("train", params.file), ("test", params.test_file)):
-        if file is None:
-            continue
-        path = params.root / file
-        table = read_table(path, params.separator)
-        label = column(table, params.label, "task.label", path)
-        owner = None if params.users is None else column(table, params.users, "task.users", path)
-        others = tuple(name for name in table.column_names if name not in (params.label, params.users))
-        chosen = names or params.columns or others
-        if not chosen:
-            raise DataError(f"{path}: no column beside the label {params.label!r}. Features are needed.")
-        y, classes = labels(label.to_pylist(), classes, path, params.label)
-        parts[part] = {"x": features(table, chosen, path), "y": y}
-        names = tuple(chosen)
-        if owner is not None:
-            owned[part] = owner.to_pylist()
-    if owned:
-        numbers, people = owners([who for part in owned.values() for who in part])
-        for part, piece in zip(owned, np.split(numbers, [len(owned["train"])])):
-            parts[part]["u"] = piece
-        store.put("users", np.array(people))
-    store.put("columns", np.array(names))
-    store.put("classes", np.array([str(one) for one in classes]))
-    put_parts(parts, params.test_fraction, "table test split", store)
+def _decode(params: Params, paths: dict[str, Path]) -> Arrays:
+    tables = {part: read_table(path, params.separator) for part, path in paths.items()}
+    train, where = tables["train"], paths["train"]
+    parts, names = labelled(tables, params, params.classes, where)
+    columns = params.columns or [name for name in train.columns if name not in (params.label, params.users)]
+    if not columns:
+        raise DataError(f"{where}: no column beside the label {params.label!r}. Features are needed.")
+    if "test" not in tables:  # what fills cells comes from the rows to train on alone
+        train = train.iloc[stratified(parts["train"]["y"], params.test_fraction, PURPOSE)[0]]
+    fill = f"{params.fill:g}" if isinstance(params.fill, float) else params.fill
+    full = {part: filled(table, columns, train, fill) for part, table in tables.items()}
+    if isinstance(params.encode, Mapping):
+        categories = {name: [str(value) for value in values] for name, values in params.encode.items()}
+    else:
+        categories = categories_of(full["train"], params.encode or (), where)
+    for part, table in full.items():
+        parts[part]["x"], features = coded(table, columns, categories, paths[part])
+    return {**split_parts(parts, params.test_fraction, PURPOSE), **names, "columns": np.array(features)}
 
 
 def _scale(params: Params, x: Array, names: tuple[str, ...]) -> Normalise:
-    """Return the conversion of rows to tensors."""
-    mean, std = params.mean, params.std
+    """Return the conversion of rows to tensors; warn of columns that are not scaled."""
+    mean, std = params.mean or (), params.std or ()
+    if len(mean) != len(std) or 0.0 in std or (mean and params.standardise):
+        raise ConfigError(
+            "task.mean, task.std, task.standardise: give a mean and a std other than 0 for each feature, or set "
+            "task.standardise=true."
+        )
     if params.standardise:
-        mean, std = moments(x)
+        deviation = x.std(axis=0, dtype=np.float64)
+        mean = tuple(float(m) for m in x.mean(axis=0, dtype=np.float64))
+        std = tuple(float(s) if s > 0 else 1.0 for s in deviation)
         logger.info("table: task.mean=%s task.std=%s", list(mean), list(std))
-    if mean is None or std is None:
+    if not mean:
+        if unscaled := [name for name, top in zip(names, np.abs(x).max(axis=0, initial=0)) if top > UNSCALED]:
+            logger.warning(
+                "fedcross: task=table: unscaled columns: %s. Set task.standardise=true, or task.mean and task.std.",
+                ", ".join(unscaled[:5]) + (" ..." if len(unscaled) > 5 else ""),
+            )
         return Normalise((0.0,), (1.0,), 1.0)
     if len(mean) != len(names):
         raise ConfigError(f"task.mean has {len(mean)} values, but there are {len(names)} features: {', '.join(names)}.")
@@ -122,34 +108,9 @@ def _scale(params: Params, x: Array, names: tuple[str, ...]) -> Normalise:
 
 
 def load(params: Params) -> Task:
-    """Return the table's examples; raw inputs are float32 ``(n, features)``.
-
-    Raises
-    ------
-    DataError
-        If the file is missing or damaged, or a column is missing or holds what cannot be learned from; the message
-        names file, column and row.
-    """
-    if faults := params.faults():
-        raise ConfigError(faults)
-    paths = [params.root / file for file in (params.file, params.test_file) if file is not None]
-    for path in paths:
-        if not path.is_file():
-            read_table(path)  # raises the error
-    keys = params.model_dump(include={"label", "columns", "users", "classes", "separator", "test_fraction"})
-    arrays = cached("table", paths, keys, lambda store: _decode(params, store))
-    classes = tuple(str(name) for name in arrays["classes"])
-    names = tuple(str(name) for name in arrays["columns"])
-    train, test = examples(arrays, len(classes), paths[0], params)
-    return Task(
-        name="table",
-        train=train,
-        test=test,
-        classes=len(classes),
-        shape=(len(names),),
-        prepare=_scale(params, arrays["x_train"], names),
-        label_names=classes,
-        feature_names=names,
-        user_names=tuple(str(name) for name in arrays.get("users", ())),
-        alone=not params.standardise,  # mean and deviation come from everybody's rows
-    )
+    """Return the table's examples; raw inputs are float32 ``(n, features)``."""
+    paths = params.paths
+    arrays = cached("table", paths.values(), params.keys(), lambda _: _decode(params, paths))
+    names = tuple(map(str, arrays["columns"]))
+    prepare = _scale(params, arrays["x_train"], names)
+    return finished("table", arrays, params, paths["train"], prepare=prepare, feature_names=names, alone=params.alone)

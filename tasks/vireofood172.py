@@ -15,13 +15,11 @@ from pydantic import Field
 
 from fedcross.core.errors import DataError
 from fedcross.tasks.base import Task
-from fedcross.tasks.reading.cache import Store, cached
-from fedcross.tasks.reading.leaf import no_download
-from fedcross.tasks.reading.params import FileParams, ImageParams, checked, limited, read_lines, require
-from fedcross.tasks.reading.pictures import Listing, decode_pictures
+from fedcross.tasks.reading.params import FileParams, ImageParams, finished, published, read_lines
+from fedcross.tasks.reading.pictures import Listing, pictures
 
 CLASSES = 172
-HELP = (
+CURE = (
     "Ask the authors (VIREO group, City University of Hong Kong) for VireoFood172.zip and SplitAndIngreLabel.zip and "
     "unpack both into the folder VireoFood172 under task.root."
 )
@@ -35,66 +33,41 @@ class Params(FileParams, ImageParams):
     ----------
     size : int
         Pixels of a side: shorter side scaled, middle cropped. FedCT does not state its size.
-    validation : {"none", "train", "test"}
+    validation_list : {"none", "train", "test"}
         Where the pictures of VAL.txt go.
     """
 
     size: int = Field(default=64, ge=8)
-    validation: Literal["none", "train", "test"] = "none"
+    validation_list: Literal["none", "train", "test"] = "none"
 
 
-def _listing(folder: Path, name: str) -> Listing:
+def _listing(folder: Path, name: str, params: Params) -> Listing:
     """Return the pictures of one list file with labels 0..171."""
     file = folder / "SplitAndIngreLabel" / name
-    require([file], "VireoFood-172", HELP)
+    published("VireoFood-172", [file], params, CURE)
     listing = []
-    for row, line in enumerate(read_lines(file), start=1):
-        entry = line.strip().split("\t")[0]
-        if not entry:
+    for line in read_lines(file):
+        if not (entry := line.strip().split("\t")[0]):
             continue
         match = _LINE.fullmatch(entry)
-        if match is None:
-            raise DataError(f"{file}: line {row}: {entry!r} is not /CLASS/name.jpg.")
-        label = int(match[1]) - 1
-        if not 0 <= label < CLASSES:
-            raise DataError(f"{file}: line {row}: class {match[1]} is not in 1..{CLASSES}.")
-        listing.append((folder / "ready_chinese_food" / entry.lstrip("/"), label))
-    require([path for path, _ in listing], "VireoFood-172", f"{file} names them. Unpack VireoFood172.zip again.")
+        if match is None or not 1 <= int(match[1]) <= CLASSES:
+            raise DataError(f"{file}: {entry!r} is not /CLASS/name.jpg with a class in 1..{CLASSES}.")
+        listing.append((folder / "ready_chinese_food" / entry.lstrip("/"), int(match[1]) - 1))
+    published("VireoFood-172", [path for path, _ in listing], params, f"{file} names them. {CURE}")
     return listing
 
 
 def load(params: Params) -> Task:
-    """Return VireoFood-172; raw inputs are uint8 ``(n, 3, size, size)``.
-
-    Raises
-    ------
-    DataError
-        If a file is missing, a list entry wrong or a picture damaged; the message names it.
-    """
-    no_download(params.download, "VireoFood-172", HELP)
+    """Return VireoFood-172; raw inputs are uint8 ``(n, 3, size, size)``."""
     folder = params.root / "VireoFood172"
     lists = {"train": ["TR.txt"], "test": ["TE.txt"]}
-    if params.validation != "none":
-        lists[params.validation].append("VAL.txt")
-    listings = {part: [entry for name in names for entry in _listing(folder, name)] for part, names in lists.items()}
-
-    def decode(store: Store) -> None:
-        for part, listing in listings.items():
-            decode_pictures(part, listing, params.size, 3, store)
-
-    split = folder / "SplitAndIngreLabel"
-    sources = [*(split / name for names in lists.values() for name in names)]
-    sources += [path for listing in listings.values() for path, _ in listing]
-    settings = {"size": params.size, "validation": params.validation}
-    arrays = cached("vireofood172", sources, settings, decode)
-    foods = split / "FoodList.txt"
-    return Task(
-        name="vireofood172",
-        train=limited(checked(arrays["x_train"], arrays["y_train"], CLASSES, split), params.limit, "train"),
-        test=limited(checked(arrays["x_test"], arrays["y_test"], CLASSES, split), params.limit_test, "test"),
-        classes=CLASSES,
-        shape=(3, params.size, params.size),
-        prepare=params.normaliser(channels=3),
-        augment=params.augmentation(),
-        label_names=tuple(read_lines(foods)) if foods.is_file() else (),
-    )
+    if params.validation_list != "none":
+        lists[params.validation_list].append("VAL.txt")
+    listings = {
+        part: [one for name in names for one in _listing(folder, name, params)] for part, names in lists.items()
+    }
+    foods = folder / "SplitAndIngreLabel" / "FoodList.txt"
+    names = read_lines(foods) if foods.is_file() else [str(label) for label in range(CLASSES)]
+    if len(names) != CLASSES:
+        raise DataError(f"{foods}: {len(names)} dishes, expected {CLASSES}.")
+    return finished("vireofood172", pictures("vireofood172", listings, params.size, 3), params, folder, names)

@@ -229,6 +229,6 @@ def own_places(places: Iterator[Path], digits_cache: Path, monkeypatch: pytest.M
     monkeypatch.setenv("FLWR_HOME", str(own / "flwr"))
     monkeypatch.delenv("FEDCROSS_PATH", raising=False)
     yield
-    if "fedcross.client.workshop" in sys.modules:
-        sys.modules["fedcross.client.workshop"]._open.clear()
+    if "fedcross.client.cache" in sys.modules:
+        sys.modules["fedcross.client.cache"]._open.clear()
         sys.modules["fedcross.tasks.data"]._loaded.clear()

@@ -77,7 +77,8 @@ def test_a_user_s_own_package_named_like_a_room_changes_nothing(
         installed = tmp_path / "site"
         zipfile.ZipFile(archives[0]).extractall(installed)
     code = (
-        "from fedcross import FedCross; import fedcross, sys; print(fedcross.__file__, FedCross.__module__)\n"
+        "from fedcross.strategies.fedcross import FedCross; import fedcross, sys\n"
+        "print(fedcross.__file__, FedCross.__module__)\n"
         f"sys.argv[1:] = {TINY!r}; from fedcross.server.commands.main import run; run()"
     )
     here = tmp_path / "here"

@@ -19,28 +19,46 @@ from tests.support.federation import run
 METHOD = '''
 """Toy method: keeps the upload of the client with the most examples."""
 
+from dataclasses import dataclass
+
 from pydantic import Field
 
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.parts.objective import Objective
 from fedcross.core.settings import Settings
+from fedcross.strategies.method import Method, Task
+from fedcross.strategies.objective import Objective
+from fedcross.strategies.wire.records import Arrays
 
 
-class ToyObjective(Objective):
+class ToyParams(Settings):
+    scale: float = Field(1.0, gt=0)
+
+
+class ToyObjective(Objective[ToyParams]):
     def loss(self, net, params, buffers, batch, prepared):
         return self.params.scale * super().loss(net, params, buffers, batch, prepared)
 
 
-class Toy(SingleModel):
-    class Params(Settings):
-        scale: float = Field(1.0, gt=0)
+@dataclass
+class ToyState:
+    model: Arrays
 
+
+class Toy(Method[ToyParams, ToyState]):
     Objective = ToyObjective
 
-    def aggregate(self, current, uploads):
+    def init(self, start):
+        return ToyState(start.arrays)
+
+    def dispatch(self, state, round):
+        return [Task(client, slot, state.model) for slot, client in enumerate(round.clients)]
+
+    def aggregate(self, state, round, uploads):
         if uploads:
-            self.model = max(uploads, key=lambda upload: upload.num_examples).arrays
+            state.model = max(uploads, key=lambda upload: upload.num_examples).arrays
         return {"toy_uploads": float(len(uploads))}
+
+    def global_model(self, state):
+        return state.model
 '''
 TEST = """
 from strategies.toy import Toy

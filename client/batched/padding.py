@@ -1,27 +1,25 @@
 """Finds out whether the padding of a short batch counts in what a client learns.
 
-Batches of unequal length are padded to one shape. A loss leaves the padding out (:meth:`Batch.mean`), and so does batch
-normalisation in a recorded step (:mod:`client.batched.masked_norm`). A network that mixes the rows of a batch in
-another way, or a method that brings as many examples of its own as a batch has, cannot. That is tried once, on a
-client's first examples, before anything is padded.
+Batches of unequal length are padded to one shape. A loss leaves the padding out (:meth:`Batch.mean`). A network that
+mixes the rows of a batch, or a method that brings as many examples of its own as a batch has, cannot. That is tried
+once, on a client's first examples, before anything is padded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from fedcross.client.batched.state import StackedPrepared, Work
-from fedcross.client.batched.stepper import StackedStepper, Step
+from fedcross.client.batched.stack import StackedPrepared, Work, slopes_of
 from fedcross.client.device import breaks_device, out_of_memory
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.outside import Outside
 from fedcross.conf.schema import Train
-from fedcross.strategies.parts.objective import Batch, Objective, Tensors, Visit
+from fedcross.strategies.objective import Batch, Objective, Tensors, Visit
 
 #: Largest difference that other rows in the place of the padding may make, as a share: the kernels are the same.
 CONTENT = 1e-5
@@ -32,8 +30,13 @@ LOSS, BUFFER, GRADIENT = 1e-3, 1e-2, 5e-2
 #: A buffer that changes by less than this share of what all do counts as if it changed by it.
 RARELY = 1e-3
 
-#: Loss (1,), gradients and new buffers by name.
-_Result = tuple[Tensor, Tensors, Tensors]
+
+class _Result(NamedTuple):
+    """Loss (1,), new buffers and gradients by name."""
+
+    loss: Tensor
+    buffers: Tensors
+    slopes: Tensors
 
 
 def uneven(visits: Sequence[Visit], batch: int) -> bool:
@@ -41,15 +44,15 @@ def uneven(visits: Sequence[Visit], batch: int) -> bool:
     return any(len(visit.y) % batch for visit in visits)
 
 
-def counts(net: ModuleNet, objective: Objective, work: Work, settings: Train, *, recorded: bool) -> str:
+def counts(net: ModuleNet, objective: Objective, work: Work, settings: Train) -> str:
     """Return why batches of clients like `work` may not be padded; empty if they may.
 
     Tried at the first client of a kind, remembered by `net`.
     """
-    key = id(objective), recorded, settings.batch, _kind(work, settings.batch)
+    key = id(objective), settings.batch, _kind(work, settings.batch)
     if key not in net.padding:
-        with _as_before(net, objective, work):
-            net.padding[key] = objective, _tried(net, objective, work, settings, recorded=recorded)
+        with _as_before(net):
+            net.padding[key] = objective, _tried(net, objective, work, settings)
     return net.padding[key][1]
 
 
@@ -64,21 +67,19 @@ def _kind(work: Work, batch: int) -> Hashable:
 
 
 @contextmanager
-def _as_before(net: ModuleNet, objective: Objective, work: Work) -> Iterator[None]:
-    """Leave method, network and random numbers as they were before the block; compute in full precision inside."""
-    back = Outside(objective, net.module, tree_flatten(work.prepared)[0]).keep()
+def _as_before(net: ModuleNet) -> Iterator[None]:
+    """Restore buffers and random numbers after the block; compute in full precision inside."""
     kept = [(tensor, tensor.detach().clone()) for tensor in net.kept]
     try:
         with torch.random.fork_rng(devices=[]), net.exactly():
             yield
     finally:
-        back()
         with torch.no_grad():
             for tensor, old in kept:
                 tensor.copy_(old)
 
 
-def _tried(net: ModuleNet, objective: Objective, work: Work, settings: Train, *, recorded: bool) -> str:
+def _tried(net: ModuleNet, objective: Objective, work: Work, settings: Train) -> str:
     width, visit = settings.batch, work.visit
     real = max(width - max(width // 4, 1), 1)
     rows = torch.arange(width, device=visit.y.device) % len(visit.y)
@@ -87,15 +88,14 @@ def _tried(net: ModuleNet, objective: Objective, work: Work, settings: Train, *,
     padded = [torch.cat([x[:real], pad[real:]]) for pad in (x, others)]
     mask = (torch.arange(width, device=net.device) < real).to(net.flat.dtype)
     own = StackedPrepared.of([work.prepared])
-    stepper = StackedStepper(net, objective, settings, visit.params, work.prepared, own, padded=True, recorded=recorded)
-    number: int | Tensor = visit.y.new_zeros(()) if recorded else 0
+    slopes = slopes_of(net, objective, padded=True)
     buffers = {**visit.buffers, **work.dropout}
     stacks = ({name: value.detach()[None] for name, value in one.items()} for one in (visit.params, buffers))
     params, states = stacks
     try:
         alone = _alone(net, objective, work, buffers, Batch(x[:real], y[:real], None, rows[:real], 0))
         one, two = (
-            stepper.slopes(params, states, own, Step(number, given[None], y[None], mask[None], rows[None]))
+            _Result(*slopes(params, states, own.tree, own.dims, 0, given[None], y[None], mask[None], rows[None]))
             for given in padded
         )
     except Exception as error:
@@ -123,23 +123,23 @@ def _alone(net: ModuleNet, objective: Objective, work: Work, buffers: Tensors, b
         loss = objective.loss(net, leaves, changed, batch, work.prepared)
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
     slopes = {name: slope[None] for name, slope in zip(leaves, found)}
-    return loss.detach()[None], slopes, {name: buffer.detach()[None] for name, buffer in changed.items()}
+    return _Result(loss.detach()[None], {name: buffer.detach()[None] for name, buffer in changed.items()}, slopes)
 
 
 def _differs(one: _Result, other: _Result, before: Tensors, shares: tuple[float, float, float]) -> str:
     """Return in what two results differ by more than these shares of loss, change of a buffer, and gradient."""
     by_loss, by_buffer, by_slope = shares
-    if not _length(one[0] - other[0]) <= by_loss * _length(other[0]):
+    if not _length(one.loss - other.loss) <= by_loss * _length(other.loss):
         return "the loss"
-    changes = {name: _length(buffer.double() - before[name].double()) for name, buffer in other[2].items()}
+    changes = {name: _length(buffer.double() - before[name].double()) for name, buffer in other.buffers.items()}
     # A mean behind a linear layer behind batch normalisation is 0: all that it changes is what was rounded.
-    every = sum(changes[name] ** 2 for name, buffer in other[2].items() if buffer.is_floating_point()) ** 0.5
-    for name, buffer in other[2].items():
-        far = _length(one[2][name].double() - buffer.double())
+    every = sum(changes[name] ** 2 for name, buffer in other.buffers.items() if buffer.is_floating_point()) ** 0.5
+    for name, buffer in other.buffers.items():
+        far = _length(one.buffers[name].double() - buffer.double())
         if not far <= by_buffer * (changes[name] + RARELY * every) + 1e-6 * _length(before[name]):
             return f"the buffer {name}"
-    apart = sum(_length(one[1][name] - slope) ** 2 for name, slope in other[1].items()) ** 0.5
-    whole = sum(_length(slope) ** 2 for slope in other[1].values()) ** 0.5
+    apart = sum(_length(one.slopes[name] - slope) ** 2 for name, slope in other.slopes.items()) ** 0.5
+    whole = sum(_length(slope) ** 2 for slope in other.slopes.values()) ** 0.5
     return "" if apart <= by_slope * whole else "the gradient"
 
 

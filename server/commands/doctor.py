@@ -1,60 +1,69 @@
-"""``fedcross doctor``: checks whether this machine or deployment can run fedcross, and says what to repair.
+"""``fedcross doctor``: checks whether a machine or a deployment can run fedcross, and says what to repair.
 
 ::
 
-    fedcross doctor                                             # this machine: versions, disk, GPU, data
-    fedcross doctor --keys keys/server --authority keys/public/ca.crt --listen 8443              # a server
-    fedcross doctor --keys keys/server --connect 127.0.0.1:8443 127.0.0.1:8000 --database state/superlink.db    # is up
-    fedcross doctor --device keys --superlink fl.example.org:8443 --data data --output state     # on a device
+    fedcross doctor                                                  # this machine
+    fedcross doctor --keys keys/server --listen 8443 --database state/superlink.db     # a server
+    fedcross doctor --keys keys --superlink fl.example.org:8443 --data data            # a device
 
-The exit code is 0 if all is well, 1 after a fault (a line that begins with ``FAULT``), 2 for wrong use.
+Ten checks: versions, environment, disk, data, GPU, own code; with options keys and certificates, free ports, the
+database, and the server as a device reaches it. The exit code is 0 if all is well, 1 after a line that begins with
+FAULT, 2 for wrong use.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
-import socket
+import sqlite3
+import ssl
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from email.utils import parsedate_to_datetime
+from functools import partial
+from http.client import HTTPException, HTTPSConnection
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from fedcross.core import ports
-from fedcross.core.causes import PAGE, cause_of
-from fedcross.core.errors import closed_to_user
-from fedcross.core.exposed import taken
+from fedcross.core.errors import StorageError, closed_to_user
 from fedcross.core.paths import page
-from fedcross.server.commands.device_checks import check_node_key, check_own_code, check_registered, check_server
-from fedcross.server.commands.findings import Finding, fault, note, ok
-from fedcross.server.commands.key_checks import check_keys, check_one_authority
-from fedcross.server.commands.server_checks import check_database, check_different, check_served, check_tokens
+from fedcross.core.plugins import PLUGIN_VARIABLE, named_folders
 
 GIB = 2**30
-#: With less free space, the checkpoints of a large pool do not fit.
+#: The checkpoints of a large pool need this much.
 LEAST_DISK = 2 * GIB
-#: A run with its checkpoints, logs and client states writes some hundred files.
-LEAST_FILES = 1000
 CONNECT_S = 5.0
+#: Seconds by which a device's clock may be behind and ahead of the server's: Flower refuses older and newer calls.
+BEHIND_S, AHEAD_S = 299.0, 10.0
+#: The first call of a SuperNode; without a key the gateway and the SuperLink answer 401.
+FIRST_CALL, UNKNOWN_CALLER = "/v1/fleet/activate-node", 401
 #: Devices of which one is there where torch could use a GPU: NVIDIA's, Jetson's, AMD's, WSL's.
 GPU_SIGNS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
-NO_GPU = "this machine has no GPU: training runs on the CPU."
-#: What the image leaves out: devices run no simulation and draw no pictures.
-NOT_ON_DEVICES = ("ray", "matplotlib")
+#: What the image leaves out: devices run no simulation.
+NOT_IN_IMAGE = ("ray",)
 
 
-def check_versions(distribution: str = "fedcross", unneeded: Collection[str] = ()) -> Iterator[Finding]:
-    """Compare the installed versions with what the installed package requires; those `unneeded` may be missing."""
+class Finding(NamedTuple):
+    """One line of the report: its kind, ``ok``, ``note`` or ``FAULT``, and the text with what to do."""
+
+    kind: str
+    text: str
+
+
+ok, note, fault = partial(Finding, "ok"), partial(Finding, "note"), partial(Finding, "FAULT")
+
+
+def check_versions(distribution: str = "fedcross") -> Iterator[Finding]:
+    """Compare the installed versions with what the installed package requires."""
     from packaging.requirements import Requirement
 
-    version = ".".join(map(str, sys.version_info[:3]))
-    yield (
-        ok(f"Python {version}")
-        if sys.version_info >= (3, 11)
-        else fault(f"Python {version}: 3.11 or later is needed. Make a new environment with it.")
-    )
+    yield ok(f"Python {'.'.join(map(str, sys.version_info[:3]))}")
     try:
         needed = [Requirement(text) for text in metadata.requires(distribution) or ()]
     except metadata.PackageNotFoundError:
@@ -66,9 +75,8 @@ def check_versions(distribution: str = "fedcross", unneeded: Collection[str] = (
         try:
             found = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            if requirement.name in unneeded:
-                continue
-            yield fault(f"{requirement.name} is missing. Install it: pip install '{requirement}'")
+            if requirement.name not in NOT_IN_IMAGE:
+                yield fault(f"{requirement.name} is missing. Install it: pip install '{requirement}'")
             continue
         if requirement.specifier.contains(found, prereleases=True):
             yield ok(f"{requirement.name} {found}")
@@ -87,214 +95,156 @@ def check_environment() -> Iterator[Finding]:
 
 def check_disk(folder: Path, least: int = LEAST_DISK) -> Iterator[Finding]:
     """Check that `folder`, or its nearest existing parent, can be written and has enough free space."""
-    place = next(p for p in (folder.resolve(), *folder.resolve().parents) if _exists(p))
-    if place.is_dir() and os.statvfs(place).f_flag & os.ST_RDONLY:
-        yield fault(
-            f"{folder}: {place} is on a disk that nobody can write (Read-only file system). Choose another folder."
-        )
-        return
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        yield fault(f"{folder}: {place} cannot be written by this user. Choose another folder or change its owner.")
-        return
-    space = os.statvfs(place)
-    if said := _unwritable(place):
-        files = ", no more files (inodes)" if space.f_files and not space.f_favail else ""
-        yield fault(f"{folder}: {place} cannot be written ({said}{files}). Free space there, or choose another folder.")
-        return
-    free = space.f_bavail * space.f_frsize
-    text = f"{folder}: {free / GIB:.1f} GiB free"
-    if free < least:
-        yield fault(f"{text}, {least / GIB:.1f} GiB are needed. Free space.")
-    elif space.f_files and space.f_favail < LEAST_FILES:
-        yield fault(f"{text}, but only {space.f_favail} more files fit there (inodes). Delete files.")
-    else:
-        yield ok(text)
-
-
-def check_output(folder: Path, database: Path | None) -> Iterator[Finding]:
-    """Tell of a folder that a run refuses: one of keys, or another program's. At `database` is only room looked for."""
-    what = taken(folder.resolve())
-    if what and (database is None or database.resolve().parent != folder.resolve()):
-        yield fault(f"{folder}: {what}. No run writes there: choose another --output.")
-
-
-def _unwritable(place: Path) -> str:
-    """Return the system's words if a small file cannot be written in `place`; "" if it can. Nothing stays of it."""
+    place = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(bytes(4096))
             file.flush()
-            os.fsync(file.fileno())
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        yield fault(f"{folder}: {place} cannot be written ({error.strerror}). Free space, or choose another folder.")
+        return
+    free = shutil.disk_usage(place).free
+    text = f"{folder}: {free / GIB:.1f} GiB free"
+    yield ok(text) if free >= least else fault(f"{text}, {least / GIB:.1f} GiB are needed. Free space.")
 
 
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except PermissionError:  # below a folder of somebody else
-        return False
-
-
-def check_data(folder: Path, required: bool, named: bool = False) -> Iterator[Finding]:
-    """Check that the data folder exists, is readable and not empty.
-
-    A missing one is a note, and a fault if it is `required`, or `named` in ``FEDCROSS_DATA``.
-    """
-    missing = fault if required else note
-    if not folder.is_dir() and named and not required:
-        yield fault(f"{folder}: no such folder, but FEDCROSS_DATA names it. Correct or unset the variable.")
-    elif not folder.is_dir():
-        yield missing(f"{folder}: no such data folder. Only task=digits runs without; see {page('data.md')}.")
+def check_data(folder: Path, named: bool) -> Iterator[Finding]:
+    """Check that the data folder exists, is readable and not empty; only one that the user `named` must."""
+    wrong = fault if named else note
+    if not folder.is_dir():
+        yield wrong(f"{folder}: no such data folder. Only task=digits runs without; see {page('data.md')}.")
     elif not os.access(folder, os.R_OK | os.X_OK):
         yield fault(f"{folder}: cannot be read by this user. Change its mode or owner.")
-    elif keys := next((path for name in ("ca.crt", "*/ca.crt") for path in folder.glob(name)), None):
-        yield fault(f"{folder}: a folder of keys, with {keys.relative_to(folder)}. Name the folder of the data.")
     elif found := sorted(path.name for path in folder.iterdir()):
         yield ok(f"{folder}: {', '.join(found[:8])}{' ...' if len(found) > 8 else ''}")
     else:
-        yield missing(f"{folder}: this data folder is empty. See {page('data.md')}.")
+        yield wrong(f"{folder}: this data folder is empty. See {page('data.md')}.")
 
 
 def check_gpu(required: bool) -> Iterator[Finding]:
-    """Check that torch can use the GPU, if the machine has one or one is required.
-
-    Without a sign of a GPU torch stays out: to import it takes seconds, on a small device a minute.
-    """
-    if not required and not shutil.which("nvidia-smi") and not any(map(os.path.exists, GPU_SIGNS)):
-        yield note(NO_GPU)
+    """Check that torch can use the GPU, if the machine has one or one is required."""
+    driver = shutil.which("nvidia-smi") is not None
+    if not required and not driver and not any(map(os.path.exists, GPU_SIGNS)):
+        yield note("this machine has no GPU: training runs on the CPU.")
         return
     import torch
 
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            free, total = torch.cuda.mem_get_info(index)
-            name = torch.cuda.get_device_name(index)
-            yield ok(f"GPU {index}: {name}, {free / GIB:.1f} of {total / GIB:.1f} GiB free")
-    elif shutil.which("nvidia-smi"):
-        yield fault(
-            "this machine has a GPU driver, but torch finds no GPU. Install the torch build for its CUDA version."
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        yield ok(f"GPU {index}: {torch.cuda.get_device_name(index)}, {free / GIB:.1f} of {total / GIB:.1f} GiB free")
+    if not torch.cuda.is_available():
+        yield (fault if required or driver else note)(
+            "torch finds no GPU. Install the torch build for this machine's CUDA version, or train on the CPU."
         )
-    else:
-        yield (fault if required else note)(NO_GPU)
 
 
-def check_listen(port: int, host: str = "0.0.0.0") -> Finding:  # noqa: S104 - the SuperLink's own default
+def check_own_code() -> Iterator[Finding]:
+    """Check the folders of own methods and models that the environment names."""
+    for folder in named_folders():
+        if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK):
+            yield ok(f"{folder}: own methods and models, {sum(1 for _ in folder.rglob('*.py'))} files")
+        else:
+            yield fault(f"{PLUGIN_VARIABLE}: {folder} is no folder that this user can read. Mount it.")
+
+
+def check_keys(folder: Path) -> Iterator[Finding]:
+    """Check the folder of a server or of a device: certificates are valid, keys are there and private."""
+    from fedcross.core.keys import read_certificate, read_key
+    from fedcross.deploy.keys import SECRET, check_present, expires_soon, time_left
+
+    check_present(folder / "ca.crt", folder / SECRET)
+    for path in (one for one in (folder / "ca.crt", folder / "server.crt") if one.exists()):
+        said = expires_soon(path)
+        yield fault(said) if said else ok(f"{path}: valid for {time_left(path).days} days")
+    pairs = sorted(folder.glob("*-node.key")) + ([folder / "server.key"] if (folder / "server.crt").exists() else [])
+    if not pairs:
+        yield fault(f"{folder}: no server.key and no NAME-node.key. fedcross deploy init or add-device makes one.")
+    for path in pairs:
+        public = read_key(path).public_key()
+        if path.name == "server.key" and read_certificate(path.with_suffix(".crt")).public_key() != public:
+            yield fault(f"{path}: not the key of server.crt. fedcross deploy renew makes both.")
+        elif path.stat().st_mode & 0o077:
+            yield fault(f"{path}: others on this machine can read this key. chmod 600 {path}")
+        else:
+            yield ok(f"{path}: a private key")
+
+
+def check_listen(port: int) -> Iterator[Finding]:
     """Check that a server can listen on `port`."""
-    said = ports.fault(host, port)
-    return fault(said) if said else ok(f"port {port} is free")
+    said = ports.fault("0.0.0.0", port)  # noqa: S104 - where a gateway listens
+    yield fault(said) if said else ok(f"port {port} is free")
 
 
-def check_connect(address: str) -> Finding:
-    """Check that HOST:PORT accepts connections."""
+def check_database(path: Path) -> Iterator[Finding]:
+    """Check that the SuperLink's database is one and can be written."""
+    try:
+        with contextlib.closing(sqlite3.connect(path, timeout=CONNECT_S, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            database.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        yield fault(f"{path}: {error}. Stop what locks it, or restore it from a backup.")
+    else:
+        yield ok(f"{path}: can be written")
+
+
+def check_server(address: str, authority: Path) -> Iterator[Finding]:
+    """Check from a device that the gateway answers with a certificate of `authority`, and compare the clocks."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
-            return ok(f"{address} answers")
-    except (OSError, OverflowError) as error:
-        return fault(f"{address}: no connection ({error}). Is the server up, the name right, the firewall open?")
+        trust = ssl.create_default_context(cafile=str(authority))
+        with contextlib.closing(HTTPSConnection(host.strip("[]"), int(port), timeout=CONNECT_S, context=trust)) as link:
+            link.request("POST", FIRST_CALL, body=b"", headers={"Content-Type": "application/protobuf"})
+            reply = link.getresponse()
+            status, date = reply.status, reply.getheader("date")
+    except ssl.SSLCertVerificationError as error:
+        yield fault(
+            f"{address}: its certificate is refused ({error.verify_message}). Is {authority} this federation's?"
+        )
+        return
+    except (OSError, HTTPException, ValueError) as error:
+        yield fault(f"{address}: no answer ({error}). Is the server up, the name right, the firewall open?")
+        return
+    if status != UNKNOWN_CALLER:
+        yield fault(f"{address}: answers {status}. Is the SuperLink up, and this the gateway's address?")
+        return
+    yield ok(f"{address} answers, and its certificate is this federation's")
+    if date is not None:
+        late = parsedate_to_datetime(date).timestamp() - time.time()
+        text = f"this device's clock is {abs(late):.0f} s {'behind' if late > 0 else 'ahead of'} the server's"
+        good = -AHEAD_S <= late <= BEHIND_S
+        yield ok(text) if good else fault(f"{text}. Set it, and turn on its synchronisation (timedatectl set-ntp true)")
 
 
-def examine(arguments: argparse.Namespace) -> Iterator[Finding]:
-    """Yield the findings of all requested checks; what this user may not look at is a fault, and the rest goes on."""
-    for check in _checks(arguments):
+def examine(asked: argparse.Namespace) -> Iterator[Finding]:
+    """Yield the findings of all checks; a file that this user may not read is a fault, and the rest goes on."""
+    data = asked.data or Path(os.environ.get("FEDCROSS_DATA") or "data")
+    checks = [check_versions(), check_environment(), check_disk(asked.output)]
+    checks += [check_data(data, asked.data is not None or "FEDCROSS_DATA" in os.environ), check_gpu(asked.gpu)]
+    checks += [check_own_code(), *map(check_keys, asked.keys), *map(check_listen, asked.listen)]
+    checks += [check_database(asked.database)] if asked.database else []
+    checks += [check_server(asked.superlink, folder / "ca.crt") for folder in asked.keys if asked.superlink]
+    for check in checks:
         try:
             yield from check
         except PermissionError as error:
             yield fault(closed_to_user(error))
-
-
-def _checks(arguments: argparse.Namespace) -> Iterator[Iterator[Finding]]:
-    yield check_versions(unneeded=NOT_ON_DEVICES if arguments.device else ())
-    yield check_environment()
-    yield check_tokens()
-    yield check_disk(arguments.output)
-    yield check_output(arguments.output, arguments.database)
-    named = os.environ.get("FEDCROSS_DATA", "")
-    yield check_data(arguments.data or Path(named or "data"), arguments.data is not None, named=bool(named))
-    yield check_gpu(arguments.gpu)
-    yield check_own_code()
-    if arguments.device:
-        yield check_node_key(arguments.device)
-        if arguments.superlink and _exists(arguments.device / "ca.crt"):  # else there is nothing to compare with
-            yield check_server(arguments.superlink, arguments.device / "ca.crt")
-            yield check_registered(arguments.superlink, arguments.device)
-    for folder in arguments.keys:
-        yield check_keys(folder, arguments.authority, arguments.keys)
-    yield check_one_authority(arguments.keys)
-    yield check_different(arguments.keys)
-    yield (check_listen(port) for port in arguments.listen)
-    if arguments.database:
-        yield check_database(arguments.database)
-    for address in arguments.connect:
-        yield _connected(address, arguments.keys)
-
-
-def _connected(address: str, keys: Sequence[Path]) -> Iterator[Finding]:
-    """Check that something answers there and, with the server's keys at hand, that it uses them."""
-    yield (found := check_connect(address))
-    if found.kind == "ok":
-        yield from check_served(address, keys)
+        except StorageError as error:
+            yield fault(str(error))
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the findings; return 1 if one of them is a fault."""
-    parser = _parser()
-    asked = parser.parse_args(arguments)
-    if asked.superlink and not asked.device:
-        parser.error("--superlink needs --device FOLDER, whose ca.crt the gateway's certificate must match")
-    found = [finding for finding in examine(asked) if _print(finding)]
-    wrong = [finding.text for finding in found if finding.kind == "FAULT"]
-    known = (cause_of(text, arguments) for text in wrong)
-    if names := sorted({cause.name for cause in known if cause is not None}):
-        print(f"Causes: {', '.join(names)} ({PAGE})")
-    faults = len(wrong)
-    print(f"{faults} faults" if faults != 1 else "1 fault")
-    return 1 if faults else 0
-
-
-def _print(finding: Finding) -> bool:
-    print(f"{finding.kind:<5}  {finding.text}", flush=True)
-    return True
-
-
-def _address(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
-    if int(port) > 65535:  # the system would ask another port, without a word
-        raise argparse.ArgumentTypeError(f"{text!r}: there is no port above 65535")
-    if not ports.is_host(host):
-        raise argparse.ArgumentTypeError(f"{text!r}: {host!r} can be no host's name")
-    return text
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="fedcross doctor", description="Check a machine or a deployment and say what to repair."
-    )
+    parser = argparse.ArgumentParser(prog="fedcross doctor", description="Check a machine or a deployment.")
     parser.add_argument("--data", type=Path, help="data folder that must exist (default: FEDCROSS_DATA, else ./data)")
     parser.add_argument("--output", type=Path, default=Path("outputs"), help="where runs write")
     parser.add_argument("--gpu", action="store_true", help="require a GPU")
-    parser.add_argument("--keys", type=Path, nargs="*", default=[], metavar="FOLDER", help="keys and certificates")
-    parser.add_argument(
-        "--authority", type=Path, help="the ca.crt that signed the certificates (default: the folder's own)"
-    )
-    parser.add_argument("--device", type=Path, metavar="FOLDER", help="on a device: the keys of its bundle")
-    parser.add_argument(
-        "--superlink", type=_address, metavar="HOST:PORT", help="on a device: the gateway, as the device reaches it"
-    )
+    parser.add_argument("--keys", type=Path, nargs="*", default=[], metavar="FOLDER", help="of a server or device")
+    parser.add_argument("--superlink", metavar="HOST:PORT", help="with --keys: the gateway, as a device reaches it")
     parser.add_argument("--listen", type=int, nargs="*", default=[], metavar="PORT", help="ports that must be free")
-    parser.add_argument(
-        "--connect",
-        type=_address,
-        nargs="*",
-        default=[],
-        metavar="HOST:PORT",
-        help="must answer; with --keys and a server.crt there, with this certificate and the tokens there that count",
-    )
-    parser.add_argument(
-        "--database", type=Path, metavar="FILE", help="the SuperLink's: can it be written, are revoked keys so in it?"
-    )
-    return parser
+    parser.add_argument("--database", type=Path, metavar="FILE", help="the SuperLink's")
+    faults = 0
+    for finding in examine(parser.parse_args(arguments)):
+        print(f"{finding.kind:<5}  {finding.text}", flush=True)
+        faults += finding.kind == "FAULT"
+    print(f"{faults} faults" if faults != 1 else "1 fault")
+    return 1 if faults else 0

@@ -6,23 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fedcross.analysis.partition_plot import (
-    Counts,
-    Setup,
-    bubble_plot,
-    check_plot,
-    counts,
-    markdown,
-    over_seeds,
-    rows,
-    setup,
-    sizes,
-)
 from fedcross.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,50 +34,47 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Run ``fedcross partition``; return the exit code (0, or 2 for a wrong configuration or data set)."""
+    from fedcross.analysis.partition_plot import bubble_plot, client_table, over_seeds, setup, sizes
+
     options = parser().parse_intermixed_args(arguments)
-    try:
-        if options.seeds < 1:
-            raise ConfigError(f"--seeds {options.seeds}: give 1 or more.")
-        if options.plot:
-            check_plot(options.plot)
-        chosen = setup(options.overrides)
-        if options.seeds > 1:
-            show(*over_seeds(chosen, options.seeds), chosen.title, options.markdown)
-        if options.seeds == 1 or options.plot:
-            table = counts(chosen.task, chosen.split(chosen.seed))
-            if options.seeds == 1:
-                _show_one(chosen, table, options)
-            if options.plot:
-                bubble_plot(table, chosen.task.label_names, chosen.title, options.plot)
-                print(f"Plot written to {options.plot}", file=sys.stderr)
-    except OSError as error:
-        print(f"fedcross partition: {options.plot}: cannot be written ({error}).", file=sys.stderr)
-        return 2
+    if options.seeds < 1:
+        raise ConfigError(f"--seeds {options.seeds}: give 1 or more.")
+    chosen = setup(options.overrides)
+    counts = chosen.counts(chosen.seed)
+    if options.plot:
+        try:
+            bubble_plot(counts, chosen.title, options.plot)
+        except OSError as error:
+            print(f"fedcross partition: {options.plot}: cannot be written ({error}).", file=sys.stderr)
+            return 2
+    if options.seeds > 1:
+        _show(over_seeds(chosen, options.seeds), chosen.title, options.markdown)
+    else:
+        _show(client_table(counts), chosen.title, options.markdown)
+        text = ", ".join(f"{name} {size:g}" for name, size in sizes(counts).items())
+        held = (counts > 0).sum(axis=1).median()
+        print(
+            f"\n{len(counts)} clients, {counts.to_numpy().sum()} examples; {text}; "
+            f"classes per client: median {held:g} of {counts.shape[1]}"
+        )
+    if options.plot:
+        print(f"Plot written to {options.plot}", file=sys.stderr)
     return 0
 
 
-def show(header: Sequence[str], body: Sequence[Sequence[str]], title: str, plain: bool) -> None:
+def _show(table: pd.DataFrame, title: str, plain: bool) -> None:
     """Print a table as Markdown or formatted for the terminal."""
+    rows = [list(table.columns), *table.to_numpy().tolist()]
     if plain:
-        print(f"{title}\n\n{markdown(header, body)}")
+        rows.insert(1, ["---:"] * table.shape[1])
+        print(f"{title}\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in rows))
         return
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(*header, title=title, title_justify="left")
+    drawn = Table(*rows[0], title=title, title_justify="left")
     for column in drawn.columns:
-        column.justify = "right"
-        column.no_wrap = True
-    for line in body:
-        drawn.add_row(*line)
+        column.justify, column.no_wrap = "right", True
+    for row in rows[1:]:
+        drawn.add_row(*row)
     Console().print(drawn)
-
-
-def _show_one(chosen: Setup, table: Counts, options: Any) -> None:
-    show(*rows(table, chosen.task.label_names), chosen.title, options.markdown)
-    smallest, median, largest = sizes(table)
-    held = np.median(np.count_nonzero(table, axis=1))
-    print(
-        f"\n{len(table)} clients, {table.sum()} examples; smallest {smallest}, median {median:g}, largest {largest}; "
-        f"classes per client: median {held:g} of {table.shape[1]}"
-    )

@@ -1,45 +1,38 @@
-"""``fedcross record``: writes small records of runs into the repository, and the results page."""
+"""``fedcross record``: writes small records of runs into the repository."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-from fedcross.analysis.records import LIMIT_MB, record, write_page
-from fedcross.core.errors import ConfigError
-from fedcross.server.commands.options import not_negative, positive
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line of ``fedcross record``."""
     line = argparse.ArgumentParser(
         prog="fedcross record",
-        description="Write small records of finished runs, and the results page from all records.",
-        epilog="fedcross record verify NAME runs random rounds of a record again and compares.",
+        description="Write small records of finished runs into the repository.",
+        epilog="fedcross record verify TABLE runs the first rounds of records again and compares.",
     )
-    line.add_argument(
-        "folders",
-        nargs="*",
-        metavar="DIR",
-        type=Path,
-        help="folders to search for runs (default: none, write the page only)",
-    )
-    line.add_argument(
-        "--checkpoints", type=int, default=0, metavar="N", help="checkpoints that each record takes along (default: 0)"
-    )
-    line.add_argument("--name", help="name of the records: a folder of RESULTS")
+    line.add_argument("folders", nargs="+", metavar="DIR", type=Path, help="folders to search for runs")
+    line.add_argument("--name", required=True, help="name of the table: a folder of RESULTS")
     line.add_argument("--results", type=Path, default=Path("results"), metavar="RESULTS", help="default: results")
-    line.add_argument(
-        "--page", type=Path, default=Path("docs/results.md"), metavar="FILE", help="default: docs/results.md"
+    return line
+
+
+def verifier() -> argparse.ArgumentParser:
+    """Return the command line of ``fedcross record verify``."""
+    from fedcross.server.commands.verify import ROUNDS
+
+    line = argparse.ArgumentParser(
+        prog="fedcross record verify", description="Run the first rounds of recorded runs again and compare."
     )
-    line.add_argument(
-        "--limit-mb",
-        type=positive,
-        default=LIMIT_MB,
-        metavar="MB",
-        help=f"largest size of one name's records (default: {LIMIT_MB:g})",
-    )
+    line.add_argument("table", metavar="TABLE", help="a folder of RESULTS")
+    line.add_argument("--run", default="", metavar="NAME", help="one record of it (default: all)")
+    line.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"most rounds (default: {ROUNDS})")
+    line.add_argument("--results", type=Path, default=Path("results"), metavar="RESULTS", help="default: results")
+    line.add_argument("--data-root", type=Path, metavar="DIR", help="where the data sets are")
     return line
 
 
@@ -47,51 +40,22 @@ def main(arguments: Sequence[str]) -> int:
     """Run ``fedcross record``; return the exit code (0, 1 if a record is not confirmed, or 2 for wrong use)."""
     if arguments[:1] == ["verify"]:
         return _verify(arguments[1:])
+    from fedcross.analysis.records import record
+
     options = parser().parse_args(arguments)
-    if bool(options.folders) != bool(options.name):
-        raise ConfigError("DIR and --name belong together: fedcross record DIR... --name NAME. Give both or none.")
-    for folder in (
-        record(options.folders, options.name, options.results, options.limit_mb, options.checkpoints)
-        if options.name
-        else []
-    ):
-        print(folder)
-    write_page(options.results, options.page)
-    print(options.page)
+    for note in record(options.folders, options.name, options.results):
+        print(note, file=sys.stderr)
+    print(options.results / options.name)
     return 0
 
 
-def verifier() -> argparse.ArgumentParser:
-    """Return the command line of ``fedcross record verify``."""
-    line = argparse.ArgumentParser(
-        prog="fedcross record verify",
-        description="Run random rounds of recorded runs again, each from the checkpoint before it, and compare.",
-        epilog="Rounds can be run again that follow a checkpoint in the record or in RUN; without any, the first ones, "
-        "up to a digest.",
-    )
-    line.add_argument("name", metavar="NAME", help="a folder of RESULTS, or NAME/FOLDER: one record")
-    line.add_argument("--results", type=Path, default=Path("results"), metavar="RESULTS", help="default: results")
-    line.add_argument("--data-root", type=Path, metavar="DIR", help="where the data sets lie")
-    line.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of each record (default: 5)")
-    line.add_argument("--run", type=Path, metavar="RUN", help="the recorded run's folder, for its checkpoints")
-    line.add_argument("--seed", type=int, default=0, help="chooses the rounds (default: 0)")
-    line.add_argument(
-        "--tolerance",
-        type=not_negative,
-        default=0.02,
-        metavar="SHARE",
-        help="largest relative difference of a loss, absolute of an accuracy, on another processor (default: 0.02)",
-    )
-    return line
-
-
 def _verify(arguments: Sequence[str]) -> int:
-    from fedcross.server.verify import Verdict, verify
+    from fedcross.server.commands.verify import verify
 
     options = verifier().parse_args(arguments)
-    found = verify(
-        options.results / options.name, options.rounds, options.seed, options.tolerance, options.data_root, options.run
-    )
-    for one in found:
-        print(f"{one.record}  round {one.number}  {one.verdict.value}  {one.detail}")
-    return int(any(one.verdict in (Verdict.DIFFERS, Verdict.UNCOMPARED) for one in found))
+    confirmed = True
+    for one in verify(options.results / options.table, options.run, options.rounds, options.data_root):
+        verdict = {True: "confirmed", False: "DIFFERS", None: "NOT COMPARED"}[one.same]
+        print(f"{one.record}  round {one.round}  {verdict}  {one.detail}", flush=True)
+        confirmed &= one.same is True
+    return 0 if confirmed else 1

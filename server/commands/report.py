@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedcross.analysis.axes import AXES
+from fedcross.analysis.runs import AXES
 from fedcross.server.commands.options import share
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
+import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcross.core.errors import quoted
+from fedcross.core.errors import ConfigError, quoted
 from fedcross.core.events import emit, structured
 from fedcross.core.interrupts import asked_to_end
 
@@ -17,15 +17,14 @@ INTERRUPTED, TERMINATED = 130, 143
 #: fedcross's own flag: estimate the time of the command line without running it.
 COST = "--cost"
 #: Hydra's flags that only print something.
-HELP = {"--help", "-h"}
-SHOWING = HELP | {"--hydra-help", "--cfg", "-c", "--info", "-i", "--version", "--shell-completion", "-sc"}
+SHOWING = {"--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
 
 
 def main(arguments: list[str]) -> int:
-    """Start a run or a sweep, or print help, as `arguments` say; return 0, 130 for Ctrl-C or 143 for SIGTERM."""
+    """Start what `arguments` say; return 0, 130 for Ctrl-C or 143 for SIGTERM."""
     try:
         with asked_to_end() as asked:
-            _main(arguments)
+            _start(arguments)
     except KeyboardInterrupt as stop:
         advice = _advice(stop, arguments)
         if structured():
@@ -34,6 +33,62 @@ def main(arguments: list[str]) -> int:
             print(f"\n{advice}", file=sys.stderr)
         return TERMINATED if asked.is_set() else INTERRUPTED
     return 0
+
+
+def _start(arguments: list[str]) -> None:
+    """Run, sweep, estimate or show what `arguments` say."""
+    from fedcross.core.overrides import quote
+    from fedcross.server.command_line import check_plan, read_plan
+
+    flags = {a.split("=")[0] for a in arguments if a.startswith("-")}
+    if flags & SHOWING:
+        _show(arguments, flags)
+        return
+    plan = read_plan([a for a in arguments if a != COST])
+    if COST in arguments:
+        from fedcross.server.cost import show
+
+        check_plan(plan)
+        show(plan)
+    elif not plan.multirun:
+        from fedcross.server.jobs import single
+
+        _tell_next(single(plan.overrides), "result.json")
+    else:
+        check_plan(plan)
+        folder = (plan.folder or Path()).resolve()
+        _hydra([*plan.flags, *plan.overrides, f"hydra.sweep.dir={quote(str(folder))}"])
+        if plan.search:
+            _tell_best(folder)
+        _tell_next(folder, "*/result.json")
+
+
+def _show(arguments: list[str], flags: set[str]) -> None:
+    """Let Hydra print the configuration or its own help."""
+    from fedcross.conf.compose import compose
+    from fedcross.server.sweep import choices
+
+    if {"--cfg", "-c"} & flags:  # errors of Hydra would be tracebacks
+        overrides = [a for a in arguments if not a.startswith("-") and "=" in a]
+        if {"-m", "--multirun"} & flags or any(len(values) > 1 for values in choices(overrides).values()):
+            raise ConfigError("--cfg shows the configuration of one run. Give each setting one value, without -m.")
+        compose(overrides)
+    _hydra(arguments)
+
+
+def _hydra(arguments: Sequence[str]) -> None:
+    """Run Hydra's own main, which starts the jobs of a sweep."""
+    import hydra
+
+    from fedcross.conf.compose import CONF, activate_plugins
+    from fedcross.conf.shorthand import translated
+    from fedcross.server.jobs import job
+
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # of Optuna, which names each of its plug-ins
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of fedcross pass through Hydra; the command prints them
+    sys.argv = [sys.argv[0], *translated(arguments), *activate_plugins()]
+    run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
+    run()
 
 
 def _advice(stop: KeyboardInterrupt, arguments: list[str]) -> str:
@@ -48,70 +103,21 @@ def _advice(stop: KeyboardInterrupt, arguments: list[str]) -> str:
     return stop.advice()
 
 
-def _check_shown(arguments: list[str]) -> None:
-    """Raise a ConfigError if ``--cfg`` cannot show the configuration; Hydra's own errors are tracebacks here."""
-    from fedcross.conf.compose import compose
-    from fedcross.core.errors import ConfigError
-    from fedcross.server.sweep import choices
-
-    overrides = [a for a in arguments if not a.startswith("-") and "=" in a]
-    if {"-m", "--multirun"} & set(arguments) or any(len(values) > 1 for values in choices(overrides).values()):
-        raise ConfigError("--cfg shows the configuration of one run. Give each setting one value, without -m.")
-    compose(overrides)
-
-
 def _tell_next(folder: Path, results: str) -> None:
-    """Say where the results are, the files `results` in `folder`, and what to do with them."""
+    """Print where the results are, the files `results` in `folder`, and what to do with them."""
     if not structured() and any(folder.glob(results)):
         print(f"folder {folder}. Next: fedcross report {quoted(folder)}", flush=True)
 
 
-def _main(arguments: list[str]) -> None:
-    from fedcross.conf.compose import CONF, activate_plugins
-    from fedcross.core.overrides import quote
+def _tell_best(folder: Path) -> None:
+    """Print the best settings that a search has found."""
+    import yaml
 
-    plugins = activate_plugins()
-    cost, sweep = COST in arguments, None
-    arguments = [a for a in arguments if a != COST]
-    if not SHOWING & {a.split("=")[0] for a in arguments}:
-        from fedcross.server.check import check_plan, read_plan
-
-        plan = read_plan(arguments)
-        if not cost and not plan.multirun and set(plan.flags) <= {"--run", "-r"}:
-            from fedcross.server.jobs import single
-
-            _tell_next(single(plan.overrides), "result.json")
-            return
-        check_plan(plan)
-        if cost:
-            from fedcross.server.cost import show
-
-            show(plan)
-            return
-        arguments, sweep = [*plan.flags, *plan.overrides], plan.folder
-        if sweep is not None and plan.multirun:  # else Hydra would look at the clock again, a second later
-            arguments.append(f"hydra.sweep.dir={quote(str(sweep))}")
-    elif {"--cfg", "-c"} & {a.split("=")[0] for a in arguments}:
-        _check_shown(arguments)
-    import hydra
-
-    from fedcross.conf.own import translated
-    from fedcross.server.jobs import failed, job
-
-    failed.clear()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of fedcross pass through Hydra; main() prints them
-    sys.argv = [sys.argv[0], *translated(arguments), *plugins]
-    run: Any = hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)
-    if HELP & set(arguments):
-        from fedcross.server.commands.help_text import fitted
-
-        text = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(text):
-                run()  # ends with SystemExit
-        finally:
-            print(fitted(text.getvalue()), end="")
-        return
-    run()
-    if sweep is not None:
-        _tell_next(sweep.resolve(), "*/result.json")
+    path = folder / "optimization_results.yaml"
+    if not structured() and path.exists():
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = " ".join(
+            f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in found["best_params"].items()
+        )
+        print(f"Best of the study: {settings}, accuracy {found['best_value']:.4f}", flush=True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcross.strategies.pool.blocks import column_groups, over_groups
-from fedcross.strategies.pool.layout import Array, Arrays, Entry, Layout
-from fedcross.strategies.wire.protocol import Upload
+from fedcross.strategies.method import Upload
+from fedcross.strategies.pool.loops import over_blocks
+from fedcross.strategies.pool.pool import Array, Arrays, Entry, Layout
 
 DECAY = 0.8
 """What the products of a round still count for in the next one."""
@@ -92,46 +92,42 @@ class ControlVariates:
         if len(self._scratch) < len(uploads):
             self._scratch = np.empty((len(uploads), self.size), self.dtype)
         changes = corrected = self._scratch  # each change gives its place to the corrected model, block by block
-        groups = column_groups(ROWS, self.dtype.itemsize, 0, self.size)
-        found = np.zeros((len(groups), len(uploads), 4, len(self.entries)))
+        found: dict[int, NDArray[np.float64]] = {}
 
-        def measure(number: int, columns: list[slice]) -> None:
-            for block in columns:
-                average[block] = self.total[block] / max(1, len(self.rows))
-                for i, (upload, model, row) in enumerate(zip(uploads, models, known)):
-                    for which, entry, place in self._pieces(block):
-                        change, mean = changes[i, place], average[place]
-                        np.subtract(values(upload.arrays, entry, place), values(model, entry, place), out=change)
-                        found[number, i, 3, which] += product(change, change)
-                        if row is not None:
-                            now, then = change - mean, row[place] - mean
-                            found[number, i, 0, which] += product(now, then)
-                            found[number, i, 1, which] += product(then, then)
-                            found[number, i, 2, which] += product(now, now)
+        def measure(number: int, block: slice) -> None:
+            part = found[number] = np.zeros((len(uploads), 4, len(self.entries)))
+            average[block] = self.total[block] / max(1, len(self.rows))
+            for i, (upload, model, row) in enumerate(zip(uploads, models, known)):
+                for which, entry, place in self._pieces(block):
+                    change, mean = changes[i, place], average[place]
+                    np.subtract(values(upload.arrays, entry, place), values(model, entry, place), out=change)
+                    part[i, 3, which] = product(change, change)
+                    if row is not None:
+                        now, then = change - mean, row[place] - mean
+                        part[i, :3, which] = product(now, then), product(then, then), product(now, now)
 
-        over_groups(measure, groups)
-        products = found.sum(axis=0)
+        blocks = over_blocks(measure, ROWS, self.dtype.itemsize, 0, self.size)
+        products = np.sum([found[number] for number in range(blocks)], axis=0)
         self.products *= DECAY
         for measured in products:
             self.products += measured[:2]
         shares = [(self.share * bound(measured)).astype(self.dtype) for measured in products]
 
-        def correct(_: int, columns: list[slice]) -> None:
-            for block in columns:
-                for i, (upload, row) in enumerate(zip(uploads, known)):
-                    if row is None:
-                        self.total[block] += changes[i, block]
-                        continue
-                    self.total[block] -= row[block]
+        def correct(_: int, block: slice) -> None:
+            for i, (upload, row) in enumerate(zip(uploads, known)):
+                if row is None:
                     self.total[block] += changes[i, block]
-                    shift = average[block] - row[block]
-                    row[block] = changes[i, block]
-                    for which, entry, place in self._pieces(block):
-                        part = shift[place.start - block.start : place.stop - block.start]
-                        part *= shares[i][which]
-                        np.add(values(upload.arrays, entry, place), part, out=corrected[i, place])
+                    continue
+                self.total[block] -= row[block]
+                self.total[block] += changes[i, block]
+                shift = average[block] - row[block]
+                row[block] = changes[i, block]
+                for which, entry, place in self._pieces(block):
+                    part = shift[place.start - block.start : place.stop - block.start]
+                    part *= shares[i][which]
+                    np.add(values(upload.arrays, entry, place), part, out=corrected[i, place])
 
-        over_groups(correct, groups)
+        over_blocks(correct, ROWS, self.dtype.itemsize, 0, self.size)
         for upload, change, measured in zip(uploads, changes, products):
             before = self.lengths.get(upload.client, 0.0)
             row = self.rows.pop(upload.client, None)  # so that it comes last
@@ -181,23 +177,23 @@ class ControlVariates:
         if not self.rows:
             return {}
         return {
-            "variates.clients": np.array(list(self.rows), np.int64),
-            "variates.heard": np.array([*(self.heard[client] for client in self.rows), self.uploads], np.int64),
-            "variates.rows": np.stack(list(self.rows.values())),
-            "variates.total": self.total,
-            "variates.products": self.products,
+            "clients": np.array(list(self.rows), np.int64),
+            "heard": np.array([*(self.heard[client] for client in self.rows), self.uploads], np.int64),
+            "rows": np.stack(list(self.rows.values())),
+            "total": self.total,
+            "products": self.products,
         }
 
-    def restore(self, arrays: Arrays) -> None:
-        """Load what :meth:`state` returned, from among all arrays of a checkpoint."""
-        if "variates.rows" in arrays:
-            clients = arrays["variates.clients"].tolist()
-            *heard, self.uploads = arrays["variates.heard"].tolist()
-            self.rows = {client: row.copy() for client, row in zip(clients, arrays["variates.rows"])}
+    def restore(self, arrays: Mapping[str, Array]) -> None:
+        """Load what :meth:`state` returned."""
+        if "rows" in arrays:
+            clients = arrays["clients"].tolist()
+            *heard, self.uploads = arrays["heard"].tolist()
+            self.rows = {client: row.copy() for client, row in zip(clients, arrays["rows"])}
             self.heard = dict(zip(clients, heard))
             self.lengths = {client: product(row, row) for client, row in self.rows.items()}
-            self.total = arrays["variates.total"].copy()
-            self.products = arrays["variates.products"].copy()
+            self.total = arrays["total"].copy()
+            self.products = arrays["products"].copy()
 
 
 def places(limit: int, nbytes: int) -> int:

@@ -249,3 +249,11 @@ def within(low: float, high: float) -> Callable[[Schedule], Schedule]:
 
 Share: TypeAlias = Annotated[Schedule, AfterValidator(within(0.0, 1.0))]
 """A number from 0 to 1 for every round, such as alpha."""
+
+
+def whole_numbers(schedule: Schedule) -> Schedule:
+    """Check that a schedule has whole numbers, 1 or more, as its ends."""
+    wrong = [value for value in schedule.values() if value < 1 or value != int(value)]
+    if wrong:
+        raise ValueError(f"must be a whole number of models, 1 or more, not {wrong[0]:g}")
+    return schedule

@@ -1,4 +1,4 @@
-"""Widths of models and of devices: the settings of methods that give small devices a slice of the model."""
+"""Which slots and clients have which width, and nested training of the widths in one model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from fedcross.core.settings import Settings
-from fedcross.tasks.models.slicing.plan import FULL, TOLERANCE, Size
+from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors
+from fedcross.tasks.models.width import FULL, TOLERANCE, Width
 
-Width = Annotated[float, Field(gt=0, le=1)]
+Ratio = Annotated[float, Field(gt=0, le=1)]
 
 
 class Widths(Settings):
@@ -33,7 +35,7 @@ class Widths(Settings):
         With `nested`: a step trains the whole model or a corner, in turn, or the whole model and all its corners.
     """
 
-    widths: tuple[Width, ...] = ()
+    widths: tuple[Ratio, ...] = ()
     shares: tuple[Annotated[float, Field(gt=0)], ...] = ()
     whole: int = Field(0, ge=0)
     nested: bool = False
@@ -70,7 +72,7 @@ class Widths(Settings):
             ]
         return []
 
-    def slots(self, k: int) -> list[Size]:
+    def slots(self, k: int) -> list[Width]:
         """Return the size of each of K slots, the widest first; each width has one slot at least.
 
         Raises
@@ -87,9 +89,9 @@ class Widths(Settings):
         pairs = sorted(zip(self.widths, counts), key=lambda pair: -pair[0])
         return [self.size(width) for width, count in pairs for _ in range(count)]
 
-    def size(self, width: float) -> Size:
+    def size(self, width: float) -> Width:
         """Return the size of the models of `width`."""
-        return Size(width, self.whole) if width < 1 else FULL
+        return Width(width, self.whole) if width < 1 else FULL
 
 
 def check_widths(widths: Sequence[float]) -> None:
@@ -109,24 +111,29 @@ def _dealt(shares: Sequence[float], k: int) -> list[int]:
     return [int(count) for count in counts]
 
 
-def holds(budget: float, size: Size) -> bool:
+def largest(widths: Sequence[Width], budget: float) -> Width | None:
+    """Return the first of `widths`, the widest first, that a device of width `budget` can hold."""
+    return next((width for width in widths if holds(budget, width)), None)
+
+
+def holds(budget: float, size: Width) -> bool:
     """Return whether a device of width `budget` can train a model of `size`."""
-    return size.width <= budget + TOLERANCE
+    return size.ratio <= budget + TOLERANCE
 
 
-def described(size: Size) -> dict[str, Any]:
+def described(size: Width) -> dict[str, Any]:
     """Return `size` as scalars of a request; nothing for the full model."""
-    if size.width >= 1:
+    if size.ratio >= 1:
         return {}
-    return {"width": size.width, **({"start": size.start} if size.start else {})}
+    return {"width": size.ratio, **({"start": size.whole} if size.whole else {})}
 
 
-def asked(config: Mapping[str, Any]) -> Size:
+def asked(config: Mapping[str, Any]) -> Width:
     """Return the size of the model in a request with scalars `config`."""
-    return Size(float(config.get("width", 1.0)), int(config.get("start", 0)))
+    return Width(float(config.get("width", 1.0)), int(config.get("start", 0)))
 
 
-def trainable_slots(queue: Sequence[int], sizes: Sequence[Size], budgets: Sequence[float]) -> list[int]:
+def trainable_slots(queue: Sequence[int], sizes: Sequence[Width], budgets: Sequence[float]) -> list[int]:
     """Return which slots these clients can train, one each: as many as possible, those first in `queue` preferred.
 
     Clients of larger budgets can hold all that those of smaller ones can. So a set of slots can be dealt exactly if,
@@ -136,8 +143,8 @@ def trainable_slots(queue: Sequence[int], sizes: Sequence[Size], budgets: Sequen
     ----------
     queue : sequence of int
         Slots in the order of their claim.
-    sizes : sequence of Size
-        Size of each slot.
+    sizes : sequence of Width
+        Width of each slot.
     budgets : sequence of float
         Width of each client's device.
     """
@@ -146,20 +153,65 @@ def trainable_slots(queue: Sequence[int], sizes: Sequence[Size], budgets: Sequen
     room = {size: sum(holds(budget, size) for budget in budgets) for size in limits}
     for slot in queue:
         own = sizes[slot]
-        levels = [size for size in limits if size.width <= own.width]
-        taken = {size: sum(sizes[one].width >= size.width for one in chosen) for size in levels}
+        levels = [size for size in limits if size.ratio <= own.ratio]
+        taken = {size: sum(sizes[one].ratio >= size.ratio for one in chosen) for size in levels}
         if all(taken[size] < room[size] for size in levels):
             chosen.append(slot)
     return chosen
 
 
 def deal_slots(
-    slots: Sequence[int], sizes: Sequence[Size], clients: Sequence[int], budgets: Mapping[int, float]
+    slots: Sequence[int], sizes: Sequence[Width], clients: Sequence[int], budgets: Mapping[int, float]
 ) -> dict[int, int]:
     """Return slot -> client for slots that :func:`trainable_slots` chose: widest first, clients in their order."""
     free, dealt = list(clients), dict[int, int]()
-    for slot in sorted(slots, key=lambda one: (-sizes[one].width, one)):
+    for slot in sorted(slots, key=lambda one: (-sizes[one].ratio, one)):
         client = next(one for one in free if holds(budgets[one], sizes[slot]))
         free.remove(client)
         dealt[slot] = client
     return {slot: dealt[slot] for slot in sorted(dealt)}
+
+
+class Nested(Objective[Widths]):
+    """Cross-entropy; with ``nested``, of the model and of its narrower corners.
+
+    With ``nested_steps: in_turn`` and the widths 1, p and q the steps of a visit train 1, p, 1, q, 1, p, ...: every
+    second step one of the narrower widths, from the widest on. A model that is narrower than the step's width trains as
+    a whole. With ``nested_steps: all`` every step trains 1 + p + q: their losses are added. A corner's step computes
+    what the slice computes (``client/corner.py``); only its own weights get a gradient (of the others,
+    momentum and weight decay go on). A corner leaves statistics of batch normalisation as they are: those are of the
+    model's own width.
+
+    In turn, this is ordered dropout with a fixed order in place of random draws (Horvath et al., FjORD, NeurIPS 2021,
+    arXiv 2102.13451), without its distillation. ``all`` is the loss of a slimmable network (Yu et al., ICLR 2019,
+    arXiv 1812.08928), which has a norm of its own for every width; here only the statistics are.
+    """
+
+    def __init__(self, params: Widths) -> None:
+        super().__init__(params)
+        if params.nested and params.nested_steps == "in_turn":
+            self.unrecorded = "with method.nested_steps=in_turn the steps of a visit differ"
+
+    def corners(self, size: Width) -> Sequence[Width]:
+        """Return the sizes that a model of `size` trains besides its own."""
+        if not self.params.nested:
+            return []
+        return [self.params.size(width) for width in sorted(self.params.widths, reverse=True)[1:] if width < size.ratio]
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        """Return the loss of the whole model, of the corner whose turn it is, or the sum of all."""
+        if self.params.nested_steps != "all":
+            return super().loss(self._turn(net, batch.step), params, buffers, batch, prepared)
+        loss = super().loss(net, params, buffers, batch, prepared)
+        for corner in net.corners:
+            loss = loss + super().loss(corner, params, buffers, batch, prepared)
+        return loss
+
+    def _turn(self, net: Net, step: int | Tensor) -> Net:
+        """Return what a step trains, 0 the first: `net` or one of its corners."""
+        if not net.corners:
+            return net
+        narrower = len(self.params.widths) - 1
+        missing = narrower - len(net.corners)  # a narrow model trains as a whole where a wide one trains its width
+        turn = int(step) // 2 % narrower
+        return net.corners[turn - missing] if int(step) % 2 and turn >= missing else net

@@ -1,47 +1,36 @@
-"""The inner loops of :mod:`strategies.pool.blocks` and :mod:`strategies.pool.passes` for large pools, in numba.
+"""The inner loops of :mod:`strategies.pool.loops` for large pools, in numba.
 
-Importing this module imports numba, and the first call compiles: about a second together. Only pools so large that this
-does not matter use it. All functions release the GIL, write only to their arguments and allocate nothing.
+Importing this module and the first call take about a second together, so only large pools use it. All functions release
+the GIL, write only to their arguments and allocate nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-GRAM_CHUNK = 2048
-"""Columns whose products are summed in the rows' dtype before they are added in float64."""
+from fedcross.core.compiled_loops import Function
+from fedcross.core.compiled_loops import compiled as compile_loop
 
-MIX_CHUNK = 1024
-"""Columns of all rows that are copied, then mixed from the copy: 40 KiB at K = 10 in float32."""
-
-Function = TypeVar("Function", bound=Callable[..., None])
+CHUNK = 8192
+"""Columns that are handled at a time: of 10 float32 models 320 KiB."""
 
 
 def compiled(**flags: Any) -> Callable[[Function], Function]:
-    """Compile a function at its first call, without the GIL and without a cache on disk."""
-    return cast(Callable[[Function], Function], numba.njit(nogil=True, **flags))
+    """Return a decorator: :func:`core.compiled_loops.compiled` with these flags of numba."""
+    return lambda function: compile_loop(function, **flags)
 
 
 # The compiler may reorder sums, so that it can vectorise them; NaN and infinity keep their meaning.
 @compiled(fastmath={"reassoc", "contract"})
-def _products(
-    x0: NDArray[Any],
-    x1: NDArray[Any],
-    y0: NDArray[Any],
-    y1: NDArray[Any],
-    y2: NDArray[Any],
-    y3: NDArray[Any],
-    zero: Any,
-    out: NDArray[np.float64],
-) -> None:
-    """Add the eight inner products to `out` (4, 2): six values are loaded for eight multiplications."""
+def _products(x: NDArray[Any], y: NDArray[Any], n: int, zero: Any, out: NDArray[np.float64]) -> None:
+    """Add the inner products of 2 rows `x` and 4 rows `y` of n values to `out` (4, 2)."""
+    x0, x1, y0, y1, y2, y3 = x[0], x[1], y[0], y[1], y[2], y[3]
     s00 = s01 = s10 = s11 = s20 = s21 = s30 = s31 = zero
-    for c in range(len(x0)):
+    for c in range(n):
         a, b = x0[c], x1[c]
         s00 += y0[c] * a
         s01 += y0[c] * b
@@ -62,34 +51,15 @@ def _products(
 
 
 @compiled()
-def add_gram(
-    rows: NDArray[Any], members: NDArray[np.int64], start: int, stop: int, zero: Any, out: NDArray[np.float64]
-) -> None:
-    """Add the inner products of the `members` rows over columns ``start:stop`` to the upper triangle of `out`.
-
-    Parameters
-    ----------
-    rows : float array (K, d)
-    members : int64 array (m,)
-    zero : scalar of the rows' dtype
-    out : float64 array, (n, n) with n a multiple of 4 and at least m
-        Its values below the diagonal and beyond row or column m are undefined.
-    """
-    last = len(members) - 1
-    for a in range(start, stop, GRAM_CHUNK):
-        b = min(a + GRAM_CHUNK, stop)
-        for i in range(0, last + 1, 2):
-            x0, x1 = rows[members[i], a:b], rows[members[min(i + 1, last)], a:b]
-            for j in range(0, i + 2, 4):
-                y0, y1 = rows[members[min(j, last)], a:b], rows[members[min(j + 1, last)], a:b]
-                y2, y3 = rows[members[min(j + 2, last)], a:b], rows[members[min(j + 3, last)], a:b]
-                _products(x0, x1, y0, y1, y2, y3, zero, out[j : j + 4, i : i + 2])
-
-
-@compiled()
 def _copy(source: NDArray[Any], to: NDArray[Any]) -> None:
     for c in range(len(source)):
         to[c] = source[c]
+
+
+@compiled()
+def _subtract(one: NDArray[Any], other: NDArray[Any], out: NDArray[Any]) -> None:
+    for c in range(len(one)):
+        out[c] = one[c] - other[c]
 
 
 @compiled()
@@ -104,6 +74,32 @@ def _towards(row: NDArray[Any], other: NDArray[Any], share: Any, rest: Any) -> N
 
 
 @compiled()
+def gram(
+    rows: NDArray[Any],
+    members: NDArray[np.int64],
+    start: int,
+    stop: int,
+    scratch: NDArray[Any],
+    out: NDArray[np.float64],
+) -> None:
+    """Add the inner products of the first member and the others' differences from it, upper triangle, to `out`.
+
+    Sums inside CHUNK columns are of the rows' dtype. `scratch` has zeros, (n, CHUNK) with n a multiple of 4 that is m
+    or more; `out` is (n, n), undefined below the diagonal and beyond row or column m.
+    """
+    m = len(members)
+    for a in range(start, stop, CHUNK):
+        n = min(CHUNK, stop - a)
+        first = rows[members[0], a : a + n]
+        _copy(first, scratch[0])
+        for i in range(1, m):
+            _subtract(rows[members[i], a : a + n], first, scratch[i])
+        for i in range(0, m, 2):
+            for j in range(0, i + 2, 4):
+                _products(scratch[i : i + 2], scratch[j : j + 4], n, scratch.dtype.type(0), out[j : j + 4, i : i + 2])
+
+
+@compiled()
 def mix(
     rows: NDArray[Any],
     targets: NDArray[np.int64],
@@ -113,21 +109,16 @@ def mix(
     stop: int,
     scratch: NDArray[Any],
 ) -> None:
-    """Mix columns ``start:stop`` of the `targets` rows as :func:`strategies.pool.blocks.mix` says.
+    """Mix columns ``start:stop`` of the `targets` rows as :func:`strategies.pool.loops.mix` says, in place.
 
-    Parameters
-    ----------
-    rows : float array (K, d)
-        Changed in place.
-    index, shares : arrays (T, L) or (1, L) of int64 and of the rows' dtype
-        Sources, and the share that each has of the weights up to it (the first is 1).
-    scratch : array (K, MIX_CHUNK) of the rows' dtype
+    `index` and `shares` (T, L) or (1, L) are sources, and the share that each has of the weights up to it (the first is
+    1); `scratch` is (K, CHUNK) of the rows' dtype.
     """
     one = shares.dtype.type(1)
-    for a in range(start, stop, MIX_CHUNK):
-        b = min(a + MIX_CHUNK, stop)
+    for a in range(start, stop, CHUNK):
+        b = min(a + CHUNK, stop)
         for k in range(len(rows)):
-            _copy(rows[k, a:b], scratch[k, : b - a])
+            _copy(rows[k, a:b], scratch[k])
         for t in range(len(targets)):
             source = t if len(index) > 1 else 0
             row = rows[targets[t], a:b]
@@ -135,117 +126,4 @@ def mix(
                 _copy(scratch[index[source, 0], : b - a], row)
             for position in range(1, index.shape[1]):
                 share = shares[source, position]
-                _towards(row, scratch[index[source, position], : b - a], share, one - share)
-
-
-@compiled()
-def move(
-    rows: NDArray[Any], slots: NDArray[np.int64], order: NDArray[np.int64], start: int, stop: int, scratch: NDArray[Any]
-) -> None:
-    """Give columns ``start:stop`` of row ``slots[i]`` the values of row ``slots[order[i]]``, for all i at once.
-
-    `scratch` is an array (len(slots), MIX_CHUNK) of the rows' dtype.
-    """
-    for a in range(start, stop, MIX_CHUNK):
-        b = min(a + MIX_CHUNK, stop)
-        for i in range(len(slots)):
-            _copy(rows[slots[i], a:b], scratch[i, : b - a])
-        for i in range(len(slots)):
-            if order[i] != i:
-                _copy(scratch[order[i], : b - a], rows[slots[i], a:b])
-
-
-@compiled()
-def _mean(
-    rows: NDArray[Any], slots: NDArray[np.int64], a: int, b: int, total: NDArray[np.float64], out: NDArray[Any]
-) -> None:
-    """Write the mean of columns ``a:b`` of the `slots` rows, summed in float64, to the first places of `out`."""
-    for c in range(b - a):
-        total[c] = rows[slots[0], a + c]
-    for i in range(1, len(slots)):
-        row = rows[slots[i], a:b]
-        for c in range(b - a):
-            total[c] += row[c]
-    for c in range(b - a):
-        out[c] = total[c] / len(slots)
-
-
-@compiled()
-def mean(
-    rows: NDArray[Any], slots: NDArray[np.int64], start: int, stop: int, total: NDArray[np.float64], out: NDArray[Any]
-) -> None:
-    """Write the mean of columns ``start:stop`` of the `slots` rows, summed in float64, to the same columns of `out`.
-
-    `total` is scratch (MIX_CHUNK,) of float64.
-    """
-    for a in range(start, stop, MIX_CHUNK):
-        b = min(a + MIX_CHUNK, stop)
-        _mean(rows, slots, a, b, total, out[a:b])
-
-
-@compiled()
-def pull(
-    rows: NDArray[Any],
-    slots: NDArray[np.int64],
-    share: Any,
-    rest: Any,
-    start: int,
-    stop: int,
-    total: NDArray[np.float64],
-    mean: NDArray[Any],
-) -> None:
-    """Move columns ``start:stop`` of the `slots` rows by `share` towards their mean; `rest` is ``1 - share``.
-
-    Both are scalars of the rows' dtype; `total` and `mean` are scratch (MIX_CHUNK,), float64 and of the rows' dtype.
-    """
-    for a in range(start, stop, MIX_CHUNK):
-        b = min(a + MIX_CHUNK, stop)
-        _mean(rows, slots, a, b, total, mean)
-        for i in range(len(slots)):
-            _towards(rows[slots[i], a:b], mean[: b - a], share, rest)
-
-
-@compiled()
-def follow(
-    rows: NDArray[Any], share: Any, rest: Any, mean: NDArray[Any], step: NDArray[Any], push: Any, start: int, stop: int
-) -> None:
-    """Move columns ``start:stop`` of all rows by `share` towards `mean`, then by `push` times `step`.
-
-    `share`, `rest` (``1 - share``) and `push` are scalars of the rows' dtype; `mean` and `step` are rows (d,).
-    """
-    for a in range(start, stop, MIX_CHUNK):
-        b = min(a + MIX_CHUNK, stop)
-        for i in range(len(rows)):
-            row, way = rows[i, a:b], step[a:b]
-            _towards(row, mean[a:b], share, rest)
-            for c in range(len(row)):
-                row[c] += push * way[c]
-
-
-@compiled()
-def mutate(
-    rows: NDArray[Any],
-    slots: NDArray[np.int64],
-    mean: NDArray[Any],
-    factors: NDArray[Any],
-    start: int,
-    stop: int,
-    total: NDArray[np.float64],
-    step: NDArray[Any],
-) -> None:
-    """Set row k to ``w + factors[k] * (w - mean)`` in columns ``start:stop``, w the mean of the `slots` rows.
-
-    `mean` (d,) becomes w; `total` and `step` are scratch (MIX_CHUNK,), float64 and of the rows' dtype.
-    """
-    for a in range(start, stop, MIX_CHUNK):
-        b = min(a + MIX_CHUNK, stop)
-        _mean(rows, slots, a, b, total, step)
-        base = mean[a:b]
-        for c in range(b - a):
-            new = step[c]
-            step[c] = new - base[c]
-            base[c] = new
-        for k in range(len(rows)):
-            row, factor = rows[k, a:b], factors[k]
-            for c in range(b - a):
-                row[c] = base[c] + factor * step[c]
+                _towards(row, scratch[index[source, position]], share, one - share)

@@ -1,18 +1,36 @@
-"""Mixing matrices: sparse row-stochastic (K, K) matrices that say which models are averaged into which.
+"""Mixing matrices, the selection of collaborators, and the similarity of models.
 
-A mixing matrix M turns the pool V of K models into W = M V. Each function here gives, for every slot, the slots that
-its new model is made of and their weights. Slots that are not `members` of this round keep their model to the bit.
+A mixing matrix M turns the pool V of K models into W = M V. Each function gives, for every slot, the slots that its new
+model is made of and their weights. Slots that are not `members` of this round keep their model to the bit.
+
+A selection returns m positions among the m valid models of a round. A model that is its own collaborator stays
+unchanged. Of equal similarities the lowest position is taken; NaN is never taken.
+
+A similarity is an (m, m) float64 matrix in which larger means more similar; the selections ignore its diagonal. A model
+with NaN or infinite values has similarity NaN to all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcross.core.randomness import stream
+from fedcross.strategies.pool import loops
+
+if TYPE_CHECKING:
+    from fedcross.strategies.pool.pool import Pool
+
+Matrix: TypeAlias = NDArray[np.float64]
+Part: TypeAlias = Literal["parameters", "state"]
+"""Values to compare: the trained ones, or float buffers as well; ``chunked`` over the state also uses counters."""
+Partners = NDArray[np.int64]
 TOLERANCE = 1e-9
 
 
@@ -171,3 +189,196 @@ def routing(k: int, members: Sequence[int], sources: Sequence[int] | NDArray[np.
 def identity(k: int) -> Mixing:
     """Leave every model as it is."""
     return Mixing(tuple({i: 1.0} for i in range(k)))
+
+
+#: Up to this pool size the metrics have a count for each model (``chosen_0``, ``chosen_1``, ...).
+COUNTED = 20
+
+
+def chosen(mixing: Mixing, members: Sequence[int]) -> dict[str, float]:
+    """Return how often each model was chosen: the number of *other* models that took a share of it in `mixing`.
+
+    ``chosen_most`` is the largest number, ``chosen_models`` how many models were chosen at all, and ``chosen_I`` the
+    number of slot I, for pools of no more than ``COUNTED`` models. Nothing without members.
+    """
+    if not members:
+        return {}
+    times = Counter(source for slot in members for source in mixing.rows[slot] if source != slot)
+    most = {"chosen_most": float(max(times.values(), default=0)), "chosen_models": float(len(times))}
+    if len(mixing.rows) > COUNTED:
+        return most
+    return most | {f"chosen_{slot}": float(times[slot]) for slot in range(len(mixing.rows))}
+
+
+# ---- selection -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Question:
+    """The input of a selection.
+
+    Parameters
+    ----------
+    m : int
+        Valid models of the round.
+    round_number : int
+        Counted from 1, as Flower does.
+    seed : int
+        The run's seed.
+    similarity : float64 array (m, m), optional
+        Larger is more similar; the diagonal is ignored. Given only if the selection needs it.
+    """
+
+    m: int
+    round_number: int
+    seed: int = 0
+    similarity: Matrix | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A rule that picks the collaborators of two models or more, and whether it needs their similarity."""
+
+    rule: Callable[[Question], Partners]
+    needs_similarity: bool = False
+
+    def __call__(self, question: Question) -> Partners:
+        """Return the collaborators (m,); with fewer than two models each is its own."""
+        return self.rule(question) if question.m > 1 else np.arange(question.m)
+
+
+def in_order(question: Question) -> Partners:
+    """``co(i) = (i + (r mod (m - 1)) + 1) mod m`` with r = round - 1.
+
+    A permutation, so the pool's mean stays the same; over m - 1 rounds every ordered pair occurs once. The paper's
+    Eq. 2 is off by one if its indices start at 1; this follows the public code, whose r starts at 0.
+    """
+    m = question.m
+    return (np.arange(m) + (question.round_number - 1) % (m - 1) + 1) % m
+
+
+def highest_similarity(question: Question) -> Partners:
+    """``co(i) = argmax_(j != i) s_ij``. Not a permutation in general, so the pool's mean changes."""
+    return _best(_compared(question))
+
+
+def lowest_similarity(question: Question) -> Partners:
+    """``co(i) = argmin_(j != i) s_ij``, the paper's choice. Not a permutation in general, so the pool's mean changes.
+
+    A poisoned model can be the least similar one to all others, so uploads must be validated before this.
+    """
+    return _best(-_compared(question))
+
+
+def random(question: Question) -> Partners:
+    """Draw a derangement, all equally likely, from (seed, round)."""
+    generator = stream(question.seed, "selection", question.round_number)
+    while True:  # about e draws
+        partners = generator.permutation(question.m)
+        if not (partners == np.arange(question.m)).any():
+            return partners
+
+
+def least_similar_derangement(question: Question) -> Partners:
+    """Return the derangement of least total similarity (an assignment problem): each model is chosen exactly once.
+
+    This project's more robust form of lowest similarity: the mean of the pool stays the same. A pair that cannot be
+    compared is never assigned; where that leaves no derangement, as few models as possible keep their own.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    cost = _compared(question)
+    unknown = ~np.isfinite(cost)
+    known = cost[~unknown]
+    worst = (np.abs(known).max() + 1.0) * 2 * question.m if known.size else 1.0
+    cost[unknown] = np.inf
+    np.fill_diagonal(cost, worst)  # more than any two assignments of known pairs can differ
+    return np.asarray(linear_sum_assignment(cost)[1], dtype=np.int64)
+
+
+def _compared(question: Question) -> Matrix:
+    """Return a copy of the similarity with NaN on the diagonal."""
+    if question.similarity is None or question.similarity.shape != (question.m, question.m):
+        raise ValueError(f"this selection needs a similarity of shape {(question.m, question.m)}")
+    similarity = question.similarity.astype(np.float64)
+    np.fill_diagonal(similarity, np.nan)
+    return similarity
+
+
+def _best(score: Matrix) -> Partners:
+    """Return each row's position of the largest finite value, the lowest if several; its own if there is none."""
+    finite = np.isfinite(score)
+    partners = np.where(finite, score, -np.inf).argmax(axis=1)
+    return np.where(finite.any(axis=1), partners, np.arange(len(score)))
+
+
+SELECTIONS = {
+    "in_order": Selection(in_order),
+    "highest_similarity": Selection(highest_similarity, needs_similarity=True),
+    "lowest_similarity": Selection(lowest_similarity, needs_similarity=True),
+    "random": Selection(random),
+    "least_similar_derangement": Selection(least_similar_derangement, needs_similarity=True),
+}
+
+
+# ---- similarity ----------------------------------------------------------------------------------------------------
+
+
+def cosine(gram: Matrix) -> Matrix:
+    """``<x, y> / (|x| |y|)``; 0 where a norm is 0 (as torch does)."""
+    norms = np.sqrt(np.diag(gram))
+    return _divide(gram, np.outer(norms, norms))
+
+
+def paper(gram: Matrix) -> Matrix:
+    """``<x, y> / (|x| + |y|)``, literally FedCross's Eq. 5: it has the *sum* of norms, so it grows with the norms."""
+    norms = np.sqrt(np.diag(gram))
+    return _divide(gram, norms[:, None] + norms[None, :])
+
+
+def euclidean(gram: Matrix) -> Matrix:
+    """``-|x - y|``, by ``|x|^2 + |y|^2 - 2 <x, y>``."""
+    squares = np.diag(gram)
+    with np.errstate(invalid="ignore"):
+        return -np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0))
+
+
+def _divide(gram: Matrix, scale: Matrix) -> Matrix:
+    with np.errstate(invalid="ignore"):
+        return np.divide(gram, scale, out=np.zeros_like(gram), where=scale != 0)
+
+
+def chunked(pool: Pool, members: Sequence[int], part: Part) -> Matrix:
+    """Return the sum of cosines over pairs of consecutive entries, as the public code computes it.
+
+    In ``state_dict`` order, entries 1 and 2 are concatenated, then 3 and 4, and so on; the cosines of these chunks are
+    added up. Afterwards the code adds the cosine of its last chunk once more: of the last pair, which then counts
+    twice, or of an odd last entry alone. Over ``"state"`` counters are entries too, as in the code.
+    """
+    entries = [entry for entry in pool.layout.entries if part == "state" or entry.is_parameter]
+    slots = np.asarray(members, np.int64)
+
+    def entry_gram(start: int, stop: int, is_integer: bool) -> Matrix:
+        values = pool.integers[slots, start:stop].astype(np.float64)
+        return values @ values.T if is_integer else pool.gram(members, slice(start, stop))
+
+    grams = [entry_gram(entry.start, entry.stop, entry.is_integer) for entry in entries]
+    chunks = [cosine(np.sum(grams[first : first + 2], axis=0)) for first in range(0, len(grams), 2)]
+    total = np.zeros((len(slots), len(slots)))
+    for chunk in chunks:
+        total = total + chunk
+    return total + chunks[-1] if len(grams) % 2 == 0 else total
+
+
+FROM_GRAM: dict[str, Callable[[Matrix], Matrix]] = {"cosine": cosine, "paper": paper, "euclidean": euclidean}
+"""Measures that only need the Gram matrix of the members, for callers that have one already."""
+
+
+def similarity(name: str, pool: Pool, members: Sequence[int], part: Part) -> Matrix:
+    """Return the similarity (m, m) of the members by one of FROM_GRAM, ``chunked`` or ``manhattan``."""
+    columns = pool.layout.columns(part)
+    if name in FROM_GRAM:
+        return FROM_GRAM[name](pool.gram(members, columns))
+    if name == "manhattan":
+        return -loops.manhattan(pool.rows, np.asarray(members, np.int64), columns)
+    return chunked(pool, members, part)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Callable, Mapping
 
 from flwr.app import Message, MetricRecord
 from flwr.common.constant import ErrorCode
 
-from fedcross.core.allowance import Refusal
 from fedcross.core.errors import UploadError
-from fedcross.strategies.round.trail import LOST, Trail
-from fedcross.strategies.wire.protocol import EXTRA, SCALES, Expected, Ticket, Upload
+from fedcross.strategies.method import Upload
+from fedcross.strategies.round.ledger import LOST
+from fedcross.strategies.wire.protocol import EXTRA, SCALES, Expected, Payload
 from fedcross.strategies.wire.records import decode
 
 #: Largest number of examples that the guard accepts from one client.
@@ -31,141 +30,19 @@ SUPERLINK_NODE_ID = 1
 UNDELIVERED = frozenset(
     {ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE}
 )
-#: Reasons for which the server still waits: the reply came from another node or answers another request.
-FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
 #: Most characters of an error's text that are kept: its beginning, which says what is wrong, and its end.
 SHOWN = 600
 
 
-class Inbox:
-    """The open requests of one exchange, and the uploads accepted so far.
-
-    Parameters
-    ----------
-    nonce : bool
-        Whether replies must echo their request's nonce (:func:`check`).
-    on_rejected : callable
-        Called with the client (None if unknown) and the error of every rejected reply.
-    on_accepted : callable, optional
-        Called with each upload that has won its slot, before the upload counts.
-    decode : callable, optional
-        Decompresses a checked upload (:mod:`strategies.wire.compression`); may raise ``UploadError``.
-    trail : Trail, optional
-        Notes how every request ended.
-    """
-
-    def __init__(
-        self,
-        nonce: bool,
-        on_rejected: Callable[[int | None, UploadError], None],
-        on_accepted: Callable[[Upload], None] | None = None,
-        decode: Callable[[Upload], Upload] | None = None,
-        trail: Trail | None = None,
-    ) -> None:
-        self.trail = trail
-        self._nonce = nonce
-        self._on_rejected = on_rejected
-        self._on_accepted = on_accepted
-        self._decode = decode
-        #: Message id -> ticket, of all requests, and which of them have been answered.
-        self.tickets: dict[str, Ticket] = {}
-        self.answered: set[str] = set()
-        #: Whether every request has exactly one reply, valid or not, as in simulation within one process.
-        self.single = False
-        #: Message id -> slot, of the requests whose reply may still win.
-        self.waiting: dict[str, int] = {}
-        #: Requests whose rejected reply anybody could have sent (an error of Flower, say). Their slots count as lost,
-        #: but a true reply that comes while the exchange lasts still wins.
-        self.doubtful: set[str] = set()
-        self.won: dict[int, Upload] = {}
-
-    def expect(self, tickets: Mapping[str, Ticket]) -> None:
-        """Expect a reply to each of these requests: message id -> ticket."""
-        self.tickets.update(tickets)
-        if self.trail is not None:
-            self.trail.asked(tickets)
-        self.waiting.update({message_id: ticket.expected.slot for message_id, ticket in tickets.items()})
-
-    def knows(self, message_id: str) -> bool:
-        """Return whether a request was sent under this id."""
-        return message_id in self.tickets
-
-    def open_clients(self) -> set[tuple[int, int]]:
-        """Return slot and client of each request whose reply may still win."""
-        return {(slot, self.tickets[message_id].expected.client) for message_id, slot in self.waiting.items()}
-
-    def settle(self, reply: Message) -> int | None:
-        """Accept or reject `reply`; return its slot if the slot is now lost (not won, no open request), else None."""
-        asked, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-        ticket = self.tickets.get(asked)
-        try:
-            if ticket is None:
-                raise UploadError("unknown", "not an open request")
-            slot = ticket.expected.slot
-            if sender not in {ticket.node, SUPERLINK_NODE_ID}:
-                raise UploadError("wrong_node", f"node {sender} answers for node {ticket.node}")
-            if asked in self.answered:
-                raise UploadError("duplicate", "answered already")
-            if slot in self.won:
-                raise UploadError("superseded", f"client {self.won[slot].client} was faster with slot {slot}")
-            upload = check(reply, ticket.expected, nonce=self._nonce)
-            if self.trail is not None:
-                self.trail.trace(ticket, upload)
-            if self._decode is not None:
-                upload = self._decode(upload)
-        except UploadError as error:
-            if self.trail is not None:
-                self.trail.rejected(asked, ticket, reply, error, final=self.single or error.reason not in FOREIGN)
-            self._on_rejected(ticket.expected.client if ticket else None, error)
-            if ticket is None:
-                return None
-            self._doubt(reply, ticket)
-            if error.reason in FOREIGN and not self.single:
-                return None
-            self.waiting.pop(asked, None)
-            return self._orphan(ticket.expected.slot)
-        self.answered.add(asked)
-        if self.trail is not None:
-            self.trail.accepted(asked, ticket, upload)
-        self.take(upload)
-        if self._on_accepted is not None:
-            self._on_accepted(upload)
-        return None
-
-    def _doubt(self, reply: Message, ticket: Ticket) -> None:
-        """Note whether the client itself sent this rejected reply; if not, its true one may still come."""
-        asked, slot = reply.metadata.reply_to_message_id, ticket.expected.slot
-        if self.single or not self._nonce or slot in self.won or proves(reply, ticket.expected):
-            self.doubtful.discard(asked)
-        elif reply.metadata.src_node_id != SUPERLINK_NODE_ID:  # the SuperLink lets no node send in its name
-            self.doubtful.add(asked)
-
-    def give_up(self, message_id: str) -> int | None:
-        """Stop waiting for the reply to `message_id`; return its slot if no other request for the slot is open."""
-        return self._orphan(self.waiting.pop(message_id))
-
-    def take(self, upload: Upload) -> None:
-        """Record that `upload` won its slot, and stop waiting for other replies for it."""
-        self.won[upload.slot] = upload
-        for message_id in [one for one, slot in self.waiting.items() if slot == upload.slot]:
-            del self.waiting[message_id]
-
-    def _orphan(self, slot: int) -> int | None:
-        return None if slot in self.won or slot in self.waiting.values() else slot
-
-    @property
-    def uploads(self) -> list[Upload]:
-        """The accepted uploads by slot."""
-        return [self.won[slot] for slot in sorted(self.won)]
-
-
-def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload:
+def check(message: Message, payload: Payload, expected: Expected, *, nonce: bool = True) -> Upload:
     """Return the upload in `message`, or raise an error with the reason why it is rejected.
 
     Parameters
     ----------
     message : Message
         A reply as it came from the grid.
+    payload : Payload
+        What was sent.
     expected : Expected
         What the request asked for.
     nonce : bool
@@ -180,8 +57,6 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
         :func:`strategies.wire.records.decode`.
     """
     if message.has_error():
-        if isinstance(message.error, Refusal):
-            raise UploadError(message.error.kind, str(message.error.reason))
         gone = message.error.code in UNDELIVERED and message.metadata.src_node_id == SUPERLINK_NODE_ID
         said = f"code {message.error.code}: {shown(message.error.reason)}"
         raise UploadError(LOST if gone else "client_error", said)
@@ -192,7 +67,9 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
         _check_origin(message, expected)
         config = content.config_records["config"]
         if "error" in config:
-            raise UploadError("client_error", f"{shown(config['error'])}: {shown(config.get('detail'))}")
+            place = f" ({shown(config['file'])}:{shown(config.get('line'))})" if config.get("file") else ""
+            where = "" if config["error"] == "ConfigError" else place
+            raise UploadError("client_error", f"{shown(config['error'])}: {shown(config.get('detail'))}{where}")
     groups = expected.groups
     records = {"metrics", *groups} | ({"config"} if nonce else set())
     if (set(content) if nonce else set(content) - {"config"}) != records:
@@ -216,6 +93,7 @@ def check(message: Message, expected: Expected, *, nonce: bool = True) -> Upload
         extras={name.removeprefix(EXTRA): arrays for name, arrays in decoded.items()},
         num_examples=num_examples,
         metrics=metrics,
+        task=payload.task,
         nbytes=received,
     )
 

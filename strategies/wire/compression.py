@@ -14,8 +14,7 @@ integers and a method's extra arrays are sent unchanged.
 
 So over any number of messages of a stream the decoded differences add up to the true ones, up to the last residual
 (Seide et al., 1-Bit Stochastic Gradient Descent, Interspeech 2014; Karimireddy et al., Error Feedback Fixes SignSGD,
-ICML 2019). The sum starts anew where a slot of a pool is removed, and, for a client's arrays, where the next model has
-them in another size.
+ICML 2019). A residual of another shape than the next model is dropped.
 
 ``int8``: blocks of 1024 values of a tensor share a scale ``s = max|x| / 127``, values are ``rint(x / s)``: 1.004 bytes
 for each value of a large tensor. ``float16``: rounded to nearest; the part beyond its range stays in the residual, but
@@ -24,21 +23,17 @@ an infinity is sent as it is, so that the guard rejects it.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from logging import WARNING
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from flwr.common.logger import log
 from numpy.typing import NDArray
 
 from fedcross.core.errors import UploadError
 from fedcross.core.settings import Settings
-from fedcross.strategies.pool.layout import Array, Arrays
-from fedcross.strategies.wire.protocol import SCALES, Payload, Upload
-from fedcross.strategies.wire.records import Spec, spec_of
+from fedcross.strategies.arrays import Array, Arrays, Spec, spec_of
+from fedcross.strategies.wire.protocol import SCALES
 
 Kind = Literal["float32", "float16", "int8"]
 #: Number of values that share a scale.
@@ -46,8 +41,6 @@ BLOCK = 1024
 LEVELS = 127
 #: Prefix of residuals among other arrays of a state: no name of a ``state_dict`` begins with a dot.
 RESIDUAL = ".residual."
-#: The prefix in states of earlier versions, with which an entry of a network can begin.
-_EARLIER = "_residual."
 _LARGEST = float(np.finfo(np.float16).max)
 
 
@@ -180,133 +173,8 @@ def uncode(arrays: Arrays, scales: Mapping[str, Array], base: Mapping[str, Array
     return {name: made.get(name, array) for name, array in arrays.items()}
 
 
-@dataclass(frozen=True)
-class _Sent:
-    """A model of this exchange that has been coded, and what it decodes to."""
-
-    model: Arrays
-    arrays: Arrays
-    scales: Arrays
-    received: Arrays
-
-
-class Compressor:
-    """The server's part of compression.
-
-    Parameters
-    ----------
-    settings : Compression
-        Number formats in both directions.
-    initial : mapping of str to array
-        The initial model's parameters; those of other dtypes than float32 are never coded.
-    cut : callable, optional
-        Returns the part of a full model that the model in a payload has; None if payloads hold full models.
-
-    Attributes
-    ----------
-    residuals : dict
-        Stream -> its residual, the coding error to add to the next difference; part of every checkpoint. At most one
-        model in size for each stream. A slot's own stream is called by its number.
-    """
-
-    def __init__(
-        self,
-        settings: Compression,
-        initial: Mapping[str, Array],
-        cut: Callable[[Arrays, Payload], Arrays] | None = None,
-    ) -> None:
-        self.settings = settings
-        self.initial = {name: np.array(a) for name, a in initial.items() if a.dtype == np.float32}
-        if initial and not self.initial:
-            kind = next(iter(initial.values())).dtype
-            log(
-                WARNING,
-                "fedcross: compression codes float32 alone, and this model is %s, so it is sent as it is. "
-                "Build the network in float32, or leave compression out.",
-                kind,
-            )
-        self._cut = cut
-        self.residuals: dict[str, Arrays] = {}
-        self._sent: dict[int, _Sent] = {}
-
-    def begin_exchange(self) -> None:
-        """Forget which models have been coded already."""
-        self._sent = {}
-
-    def down(self, payload: Payload) -> tuple[Payload, Arrays]:
-        """Return the coded `payload`, and the model that its client will decode."""
-        if self.settings.down == "float32":
-            return payload, payload.arrays
-        known = self._sent.get(id(payload.arrays))
-        if known is None:
-            known = self._sent[id(payload.arrays)] = self._coded(payload)
-        return replace(payload, arrays=known.arrays, scales=known.scales), known.received
-
-    def _coded(self, payload: Payload) -> _Sent:
-        model = payload.arrays
-        initial = self.initial if self._cut is None else self._cut(self.initial, payload)
-        names, stream = codable(model, initial, spec_of(model)), payload.stream or str(payload.slot)
-        wanted = difference(model, initial, self.residuals.get(stream, {}), names)
-        coded, decoded = code(wanted, self.settings.down)
-        self.residuals[stream] = remainder(wanted, decoded)
-        received = {**model, **applied(initial, decoded)}
-        return _Sent(model, {**model, **coded.arrays}, coded.records(), received)
-
-    def forget(self, slots: Iterable[int]) -> None:
-        """Drop the residuals of `slots`, which have been removed: one that comes back has another model."""
-        for slot in slots:
-            self.residuals.pop(str(slot), None)
-
-    def expected(self, model: Spec, received: Arrays) -> tuple[Spec, Spec]:
-        """Return the specs of an upload's arrays and scales, for an upload coded as a difference to `received`."""
-        if self.settings.up == "float32":
-            return model, {}
-        names = set(codable(model, {n: received[n] for n in self.initial if n in received}, model))
-        spec = {n: (shape, self.settings.up if n in names else dtype) for n, (shape, dtype) in model.items()}
-        count = sum(blocks(math.prod(model[name][0])) for name in names)
-        return spec, {SCALES: ((count,), "float32")} if count and self.settings.up == "int8" else {}
-
-    def up(self, upload: Upload, received: Arrays) -> Upload:
-        """Return `upload`, which the guard has accepted, with its model decoded.
-
-        Raises
-        ------
-        UploadError
-            ``malformed_array`` or ``non_finite``.
-        """
-        if self.settings.up == "float32":
-            return upload
-        arrays = uncode(upload.arrays, upload.scales, {n: received[n] for n in self.initial if n in received})
-        if bad := [name for name, array in arrays.items() if array.dtype.kind == "f" and not np.isfinite(array).all()]:
-            raise UploadError("non_finite", f"{bad[0]} decodes to NaN or infinity")
-        return replace(upload, arrays=arrays, scales={})
-
-    def state(self) -> Arrays:
-        """Return the residuals as arrays for a checkpoint."""
-        return {
-            f"{RESIDUAL}{stream}.{name}": array
-            for stream, arrays in self.residuals.items()
-            for name, array in arrays.items()
-        }
-
-    def restore(self, arrays: Mapping[str, Array]) -> Arrays:
-        """Load the residuals among a checkpoint's `arrays`, and return the other arrays."""
-        others, own = apart(arrays)
-        self.residuals = {}
-        for key, array in own.items():
-            stream, _, name = key.partition(".")
-            self.residuals.setdefault(stream, {})[name] = array
-        return others
-
-
 class ClientHalf:
-    """The client's part of compression.
-
-    Parameters
-    ----------
-    settings, initial
-        As for :class:`Compressor`; the initial model made from the run's seed.
-    """
+    """The client's part of compression; `initial` is the model made from the run's seed."""
 
     def __init__(self, settings: Compression, initial: Mapping[str, Array]) -> None:
         self.settings = settings
@@ -324,19 +192,10 @@ class ClientHalf:
         return {**trained, **coded.arrays}, coded.records(), remainder(wanted, decoded)
 
 
-def apart(arrays: Mapping[str, Array], names: Collection[str] = ()) -> tuple[Arrays, Arrays]:
-    """Split a state: return the arrays that are not a residual, and the residual without its prefix.
-
-    A method may have put arrays under the model's `names` into the state, so these are never of a residual.
-    """
-    others, own = Arrays(), Arrays()
-    for name, array in arrays.items():
-        prefix = next((one for one in (RESIDUAL, _EARLIER) if name.startswith(one)), None)
-        if prefix is None or name in names:
-            others[name] = array
-        else:
-            own[name.removeprefix(prefix)] = array
-    return others, own
+def apart(arrays: Mapping[str, Array]) -> tuple[Arrays, Arrays]:
+    """Split a client's state: return the objective's arrays, and the residual without its prefix."""
+    residual = {name.removeprefix(RESIDUAL): a for name, a in arrays.items() if name.startswith(RESIDUAL)}
+    return {name: a for name, a in arrays.items() if not name.startswith(RESIDUAL)}, residual
 
 
 def marked(residual: Arrays) -> Arrays:

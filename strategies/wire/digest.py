@@ -9,17 +9,22 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import RecordDict
 
-from fedcross.strategies.pool.layout import Arrays
-from fedcross.strategies.wire.protocol import EXTRA, SCALES, Payload, Upload
+from fedcross.strategies.arrays import Arrays
+from fedcross.strategies.wire.protocol import EXTRA, SCALES, Payload
+
+if TYPE_CHECKING:
+    from fedcross.strategies.method import Upload
 
 
 def digest_of(content: Payload | Upload) -> str:
     """Return the SHA-256 of all arrays of a payload or upload, with their groups, names, shapes and dtypes."""
-    groups = {"arrays": content.arrays, **{EXTRA + name: arrays for name, arrays in content.extras.items()}}
+    extras = content.task.extras if isinstance(content, Payload) else content.extras
+    groups = {"arrays": content.arrays, **{EXTRA + name: arrays for name, arrays in extras.items()}}
     return digest({**groups, SCALES: content.scales} if content.scales else groups)
 
 

@@ -7,22 +7,27 @@ Client to server: the same three and ``metrics``. A random nonce links each repl
 from __future__ import annotations
 
 import secrets
+import sysconfig
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fedcross.core import allowance
 from fedcross.core.allowance import Allowance
-from fedcross.strategies.wire.records import Arrays, Spec, encode, encode_like, nbytes_of
+from fedcross.strategies.arrays import Arrays, Spec, nbytes_of, spec_of
+from fedcross.strategies.wire.records import encode, encode_like
 
-Scalar = int | float | str | bool
+if TYPE_CHECKING:  # a device's light process imports this module without torch
+    from fedcross.strategies.method import Round, Scalar, Task
+
 EXTRA = "extra."
 #: Name of the record, and of its array, with the scales of coded arrays (:mod:`strategies.wire.compression`).
 SCALES = "scales"
-#: The stream of the global model, for methods that also send models of their slots.
-GLOBAL = "global"
 #: Scalars of a request that its reply returns, so that it belongs to this request and no other.
 ORIGIN = ("run", "round", "exchange", "client", "slot", "nonce")
 #: Most bytes of an array's header as it is sent, without its name; the headers of packed arrays are shorter.
@@ -30,73 +35,47 @@ HEADER = 1024
 
 
 @dataclass(frozen=True)
-class Round:
-    """One exchange of messages with the sampled clients.
+class Payload:
+    """A task in the form in which it is sent, after the filters.
 
     Attributes
     ----------
-    number : int
-        The global round, from 1.
-    exchange : int
-        The exchange within the round, from 0; most methods have one.
-    clients : tuple of int
-        The sampled partition ids, in the order of the draw.
-    seed : int
-        The run's seed.
+    task : Task
+        What the method sends.
+    arrays, scales : Arrays
+        The model as sent, coded perhaps, and its scales (:mod:`strategies.filters.compression`).
+    received : Arrays
+        The model that the client decodes and trains.
+    model, model_scales : Spec
+        What the reply's model and its scales must be.
     """
 
-    number: int
-    exchange: int
-    clients: tuple[int, ...]
-    seed: int
-
-
-@dataclass
-class Payload:
-    """The data sent to one client: model, extras, scalars. `slot` is the method's index (a row of the pool, say).
-
-    `stream` says of which model this is the next state, for the error feedback of :mod:`strategies.wire.compression`: a
-    name without a dot, ``GLOBAL`` for the global model; "" for the slot's own.
-    """
-
-    client: int
-    slot: int
+    task: Task
     arrays: Arrays
-    extras: Mapping[str, Arrays] = field(default_factory=dict)
-    config: Mapping[str, Scalar] = field(default_factory=dict)
+    received: Arrays
+    model: Spec
     scales: Arrays = field(default_factory=dict)
-    stream: str = ""
+    model_scales: Spec = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, task: Task) -> Payload:
+        """Return the payload of an uncoded task; the reply's model has the shapes of the one that is sent."""
+        return cls(task, task.arrays, task.arrays, spec_of(task.arrays))
+
+    @property
+    def extras(self) -> Mapping[str, Arrays]:
+        """The task's groups of further arrays."""
+        return self.task.extras
 
     @property
     def nbytes(self) -> int:
         """Bytes of all array values in this payload."""
-        return sum(a.nbytes for group in (self.arrays, self.scales, *self.extras.values()) for a in group.values())
+        return sum(a.nbytes for group in (self.arrays, self.scales, *self.task.extras.values()) for a in group.values())
 
-
-@dataclass(frozen=True)
-class Trace:
-    """Where an accepted upload came from, for the audit trail: node, digests, seconds on the way, bytes sent to it."""
-
-    node: int
-    sent: str
-    received: str
-    seconds: float
-    down: int
-
-
-@dataclass
-class Upload:
-    """A reply that the guard accepted from one client. Arrays are read-only views into the message."""
-
-    client: int
-    slot: int
-    arrays: Arrays
-    extras: Mapping[str, Arrays]
-    num_examples: int
-    metrics: Mapping[str, float]
-    nbytes: int = 0
-    scales: Arrays = field(default_factory=dict)
-    trace: Trace | None = None
+    @property
+    def reply_nbytes(self) -> int:
+        """Bytes of all array values in a reply to it."""
+        return sum(nbytes_of(spec) for spec in (self.model, self.model_scales, *self.task.returns.values()))
 
 
 @dataclass(frozen=True)
@@ -150,36 +129,36 @@ def request(
     current: Round,
     run: str,
     node: int,
-    model: Spec,
-    extras: Mapping[str, Spec],
+    config: Mapping[str, Scalar],
     ttl_s: float,
-    scales: Spec | None = None,
     packed: bool = False,
     sent: str = "",
 ) -> tuple[Message, Ticket]:
-    """Return the Flower message that carries `payload`, with digest `sent`, to `node`; and the ticket for its reply."""
-    nonce = secrets.token_hex(16)
+    """Return the Flower message that carries `payload`, with digest `sent`, to `node`; and the ticket for its reply.
+
+    `config` are all scalars, also the task's; those that link the reply to the request are added.
+    """
+    task = payload.task
     content = RecordDict({"arrays": encode(payload.arrays, packed)})
-    for name, arrays in payload.extras.items():
+    for name, arrays in task.extras.items():
         content[EXTRA + name] = encode(arrays, packed)
     if payload.scales:
         content[SCALES] = encode(payload.scales, packed)
-    content["config"] = ConfigRecord(
-        {
-            **payload.config,
-            "run": run,
-            "round": current.number,
-            "exchange": current.exchange,
-            "client": payload.client,
-            "slot": payload.slot,
-            "nonce": nonce,
-        }
+    expected = Expected(
+        run,
+        current.number,
+        current.exchange,
+        task.client,
+        task.slot,
+        secrets.token_hex(16),
+        payload.model,
+        dict(task.returns),
+        payload.model_scales,
     )
+    origin = {name: getattr(expected, name) for name in ORIGIN}
+    content["config"] = ConfigRecord({**config, **origin})
     message = Message(
         content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl_s, group_id=str(current.number)
-    )
-    expected = Expected(
-        run, current.number, current.exchange, payload.client, payload.slot, nonce, model, dict(extras), scales or {}
     )
     return message, Ticket(node, expected, payload.nbytes, sent)
 
@@ -194,11 +173,31 @@ def reply(
 def failure(asked_for: RecordDict, error: BaseException) -> RecordDict:
     """Return the content of the client's answer that says why it could not do what a message asked for.
 
-    Flower's own error replies do not say to which request they belong, so anybody's word would do.
+    It has the error's type, message, file and line. Flower's own error replies do not name their request.
     """
     asked = asked_for.config_records["config"]
     origin = {name: asked[name] for name in ORIGIN}
-    return RecordDict({"config": ConfigRecord({**origin, "error": type(error).__name__, "detail": str(error)[:4000]})})
+    file, line = place_of(error)
+    told: dict[str, str | int] = {
+        "error": type(error).__name__,
+        "detail": str(error)[:4000],
+        "file": file,
+        "line": line,
+    }
+    return RecordDict({"config": ConfigRecord({**origin, **told})})
+
+
+def place_of(error: BaseException) -> tuple[str, int]:
+    """Return file and line of the last frame of `error` in the user's code: outside of libraries and of fedcross.
+
+    An error inside fedcross has its last frame there; one without frames has "" and 0.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    library = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    code = [frame for frame in frames if not frame.filename.startswith(library)] or list(frames)
+    package = str(Path(__file__).resolve().parents[2])
+    own = [frame for frame in code if not str(Path(frame.filename).resolve()).startswith(package)] or code
+    return (own[-1].filename, own[-1].lineno or 0) if own else ("", 0)
 
 
 def answer(

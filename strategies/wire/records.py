@@ -16,9 +16,12 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
 from fedcross.core.errors import UploadError
-from fedcross.strategies.pool.layout import Arrays as Arrays
+from fedcross.strategies.arrays import Arrays as Arrays
+from fedcross.strategies.arrays import Spec as Spec
+from fedcross.strategies.arrays import dtype_name
+from fedcross.strategies.arrays import nbytes_of as nbytes_of
+from fedcross.strategies.arrays import spec_of as spec_of
 from fedcross.strategies.wire.safetensors_record import PACKED, STYPE, declared, pack, packable, unpack
-from fedcross.strategies.wire.safetensors_record import Spec as Spec
 
 _STYPE = "numpy.ndarray"
 
@@ -32,33 +35,23 @@ def _header(shape: tuple[int, ...], dtype: str) -> bytes:
     return buffer.getvalue()
 
 
-def spec_of(arrays: Arrays) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return name -> (shape, dtype name) of `arrays`."""
-    return {name: (tuple(a.shape), str(a.dtype)) for name, a in arrays.items()}
-
-
 def encode(arrays: Mapping[str, npt.NDArray[np.generic]], packed: bool = False) -> ArrayRecord:
     """Return an ArrayRecord that owns a copy of `arrays`, `packed` as one array or each as its own."""
     if packed and arrays and packable(spec_of(dict(arrays))):
         data = pack(arrays)
         return ArrayRecord({PACKED: Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)})
-    record: dict[str, Array] = {}
+    record = ArrayRecord()
     for name, array in arrays.items():
         contiguous = np.asarray(array, order="C")
         values = contiguous.reshape(-1).view(np.uint8).data  # joined below: the only copy
         data = b"".join((_header(contiguous.shape, contiguous.dtype.str), values))
-        record[name] = Array(dtype=str(contiguous.dtype), shape=tuple(contiguous.shape), stype=_STYPE, data=data)
-    return ArrayRecord(record)
+        record[name] = Array(dtype=dtype_name(contiguous.dtype), shape=tuple(contiguous.shape), stype=_STYPE, data=data)
+    return record
 
 
 def encode_like(other: ArrayRecord, arrays: Mapping[str, npt.NDArray[np.generic]]) -> ArrayRecord:
     """Return :func:`encode` of `arrays`, packed if `other` is."""
     return encode(arrays, is_packed(other))
-
-
-def nbytes_of(spec: Spec) -> int:
-    """Return the bytes of all values of arrays of `spec`."""
-    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in spec.values())
 
 
 def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:

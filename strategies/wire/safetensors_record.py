@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcross.core.errors import UploadError
-
-Spec = Mapping[str, tuple[tuple[int, ...], str]]
+from fedcross.strategies.arrays import Spec
 
 #: Name of the one array of a packed record, and the serialisation type that it declares to Flower.
 PACKED = "packed"

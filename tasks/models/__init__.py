@@ -1,9 +1,11 @@
-"""Models, one module each: ``Params`` (settings) and ``build(params, task)``, described in :mod:`tasks.base`."""
+"""Models, one module each: ``Params`` (settings) and ``build(params, task, width)``, described in :mod:`tasks.base`."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.plugins import extra_folders
@@ -13,59 +15,71 @@ from fedcross.tasks.base import Task
 
 if TYPE_CHECKING:
     from fedcross.tasks.models._split import Split
+    from fedcross.tasks.models.width import Corners, Hidden, Width
 
 __path__ += extra_folders("tasks.models")
 
 
-def create(name: str, settings: Settings | Mapping[str, Any], task: Task, seed: int) -> Split:
-    """Build model `name` for `task` on the CPU; the same arguments give the same weights.
+def create(
+    name: str, settings: Settings | Mapping[str, Any], task: Task, seed: int, width: Width | None = None
+) -> Split:
+    """Build model `name` (a module here) for `task` on the CPU; the same arguments give the same weights.
 
-    Only the CPU's global generator is borrowed for the initial weights, and it is put back as it was. Dropout layers
-    start from a state of their own that depends on `seed`; a trainer sets them anew at each visit
-    (:func:`tasks.models.dropout.seed_dropout`).
-
-    Parameters
-    ----------
-    name : str
-        Module in ``tasks.models``, the name of a file in ``conf/model``.
-    settings : Settings or mapping
-        The module's ``Params``, or plain values to parse into them (an entry ``name`` is passed over).
-    task : Task
-        Its ``shape``, ``classes`` and ``vocabulary`` fix the first and the last layer.
-    seed : int
-        The run's seed, 0 or more.
-
-    Returns
-    -------
-    Split
-        Module with ``features``, ``classifier`` and ``embedding``, in training mode, float32 or float64.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such model, a setting is wrong, the model does not fit the task's inputs, or its weights cannot
-        be trained here (:func:`tasks.models.weights.check_weights`).
+    `settings` are the module's ``Params``, or plain values for them (an entry ``name`` is passed over). At a `width`
+    the weights are the leading corner of the full network's. torch's global generator is left as it was; dropout layers
+    have states that depend on `seed`. A ConfigError says that there is no such model, a setting is wrong, or that the
+    model does not fit the task or has no widths.
     """
-    import torch
-
     from fedcross.tasks.models.dropout import seed_dropout
-    from fedcross.tasks.models.weights import check_weights
+    from fedcross.tasks.models.width import Hidden, load_corner
 
+    module, params = _found(name, settings)
+    model = _built(module, params, task, seed, Hidden())
+    if width is not None and width.ratio < 1:
+        full, model = model, _built(module, params, task, seed, Hidden(width))
+        load_corner(model, full)
+    seed_dropout(model, key(seed, "dropout"))
+    return model
+
+
+def corners(name: str, settings: Settings | Mapping[str, Any], task: Task) -> Corners:
+    """Return the shapes of model `name` at every width; errors as of :func:`create`."""
+    from fedcross.tasks.models.width import Corners, Hidden
+
+    module, params = _found(name, settings)
+    counted = Hidden()
+    _built(module, params, task, 0, counted)
+    return Corners.of(lambda width: _built(module, params, task, 0, Hidden(width)), tuple(counted.channels))
+
+
+def _found(name: str, settings: Settings | Mapping[str, Any]) -> tuple[ModuleType, Settings]:
+    """Return the module of model `name` and its settings."""
     module = find("fedcross.tasks.models", name, "model")
     if not hasattr(module, "build"):
         raise ConfigError(f"model.name={name!r}: module tasks.models.{name} is no model. Choose a file of conf/model.")
-    params: Settings | None
     if isinstance(settings, Settings):
-        params = settings
-    else:
-        faults: list[str] = []
-        values = {item: value for item, value in settings.items() if item != "name"}
-        params = parse(module.Params, values, "model", faults)
-        if params is None:
-            raise ConfigError(faults)
+        return module, settings
+    faults: list[str] = []
+    params = parse(module.Params, {item: value for item, value in settings.items() if item != "name"}, "model", faults)
+    if params is None:
+        raise ConfigError(faults)
+    return module, params
+
+
+def _built(module: ModuleType, params: Settings, task: Task, seed: int, width: Hidden) -> Split:
+    """Return the network of `module` at `width`, with initial weights from `seed`."""
+    import torch
+
+    from fedcross.tasks.models.weights import check_weights
+
+    given: dict[str, Any] = {"width": width} if "width" in inspect.signature(module.build).parameters else {}
+    if width < 1 and not given:
+        raise ConfigError(
+            f"model {module.__name__.rpartition('.')[2]!r} has one width: its build takes no argument width. Choose "
+            "another model, or a method without method.widths."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key(seed, "model"))
-        model = cast("Split", module.build(params, task))
+        model: Split = module.build(params, task, **given)
     check_weights(model)
-    seed_dropout(model, key(seed, "dropout"))
     return model

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedcross.core.errors import ConfigError, nearest
+from fedcross.core.extras import needed
 from fedcross.tasks.base import Task
 from fedcross.tasks.models._fitting import trial_inputs
-from fedcross.tasks.models._lora import with_lora
 from fedcross.tasks.models.torchvision import halve
 
 #: Token id of padding in every text task.
@@ -30,36 +31,21 @@ def config_faults(target: Any, given: Mapping[str, Any]) -> list[str]:
     """Return a fault for every setting that the configuration class of `target` does not have."""
     if getattr(target, "config_class", None) is None:
         return [f"model.path: {target.__name__} has no configuration class. Name a class such as BertForSequence..."]
-    known = target.config_class().to_dict()
-    return [
-        f"model.{name}: {target.config_class.__name__} has no such setting. {nearest(name, list(known))}"
-        for name in given
-        if name not in known
-    ]
+    known = list(target.config_class().to_dict())
+    kind = target.config_class.__name__
+    return [f"model.{name}: {kind} has no such setting. {nearest(name, known)}" for name in given if name not in known]
 
 
 class Network(nn.Module):
-    """A network of transformers as a function from one tensor to its ``logits``.
+    """A ``PreTrainedModel`` as a function from one tensor to its ``logits``; in `text`, padding is masked.
 
-    Parameters
-    ----------
-    network : Module
-        A ``PreTrainedModel``.
-    text : bool
-        Whether its inputs are token ids; padding is then masked.
-
-    Attributes
-    ----------
-    additive : bool
-        Whether the mask is an additive one of shape (batch, 1, 1, length). It makes no decision that depends on data,
-        so clients can be trained together (``torch.func.vmap``). Other networks get a mask of zeros and ones.
+    An `additive` mask of shape (batch, 1, 1, length) makes no decision that depends on data, so clients can be trained
+    together (``torch.func.vmap``). Other networks get a mask of zeros and ones.
     """
 
     def __init__(self, network: nn.Module, text: bool) -> None:
         super().__init__()
-        self.network = network
-        self.text = text
-        self.additive = False
+        self.network, self.text, self.additive = network, text, False
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the network's logits, (batch, width), of images or of token ids (batch, length)."""
@@ -70,65 +56,63 @@ class Network(nn.Module):
         real = real | (torch.arange(x.shape[1], device=x.device) == x.shape[1] - 1)  # an empty text keeps one position
         mask: Tensor = real.long()
         if self.additive:
-            dtype = torch.get_default_dtype()
-            mask = torch.where(real[:, None, None, :], 0.0, torch.finfo(dtype).min)
+            mask = torch.where(real[:, None, None, :], 0.0, torch.finfo(torch.get_default_dtype()).min)
         scores: Tensor = self.network(input_ids=x, attention_mask=mask).logits
         return scores
 
 
 def wrapped(target: Any, given: dict[str, Any], task: Task, lora: Mapping[str, Any] | None) -> nn.Module:
-    """Return a network of class `target` for `task`, split into features and classifier where that is possible.
+    """Return a network of class `target` for `task`, in halves (adapters in the features) where that is possible.
 
     The task sets ``num_labels``, ``vocab_size``, ``pad_token_id``, ``image_size`` and ``num_channels`` unless `given`
-    does. Attention has no dropout unless `given` asks for it, which is refused: it draws from a global generator.
-
-    Raises
-    ------
-    ConfigError
-        If the configuration does not fit the network, or the task's inputs are not of its kind.
+    does. Attention has no dropout: it draws from a global generator.
     """
-    text = _is_text(target, task)
-    config = target.config_class()
-    settings: dict[str, Any] = {name: 0.0 for name in config.to_dict() if "dropout" in name and "att" in name}
-    settings |= {name: 0.0 for name in ("attn_pdrop",) if hasattr(config, name)}
-    facts: dict[str, Any] = {"num_labels": task.classes}
-    if text:
-        facts |= {"vocab_size": task.vocabulary, "pad_token_id": PADDING}
-    else:
-        facts |= {"image_size": task.shape[1], "num_channels": task.shape[0]}
-    try:
-        network = target(target.config_class(**{**settings, **facts, **given, "attn_implementation": "eager"}))
-    except Exception as error:  # a configuration's own checks raise several kinds
-        raise ConfigError(f"model.path: {target.__name__} cannot be built ({error}). Correct its settings.") from error
-    return _split(network, task, text, lora)
-
-
-def _is_text(target: Any, task: Task) -> bool:
     kind = getattr(target, "main_input_name", "input_ids")
-    if kind not in ("input_ids", "pixel_values"):
-        raise ConfigError(f"model.path: {target.__name__} takes {kind}. Choose a classifier of text or images.")
     text = kind == "input_ids"
-    if text != bool(task.vocabulary) or (not text and len(task.shape) != 3):
-        needs = "text (token ids)" if text else "images"
+    if kind not in ("input_ids", "pixel_values") or text != bool(task.vocabulary) or not (text or len(task.shape) == 3):
+        needs = "text (token ids)" if text else "images" if kind == "pixel_values" else kind
         raise ConfigError(
             f"model.path: {target.__name__} needs {needs}, but task {task.name!r} has inputs of shape {task.shape} and "
             f"a vocabulary of {task.vocabulary}. Choose another task or model."
         )
-    return text
-
-
-def _split(network: nn.Module, task: Task, text: bool, lora: Mapping[str, Any] | None) -> nn.Module:
-    """Return `network` in halves, with adapters in the features; whole if its last layer is not the classifier."""
+    config = target.config_class()
+    settings: dict[str, Any] = {name: 0.0 for name in config.to_dict() if "dropout" in name and "att" in name}
+    settings |= {"attn_pdrop": 0.0} if hasattr(config, "attn_pdrop") else {}
+    settings |= {"num_labels": task.classes, "attn_implementation": "eager"}
+    if text:
+        settings |= {"vocab_size": task.vocabulary, "pad_token_id": PADDING}
+    else:
+        settings |= {"image_size": task.shape[1], "num_channels": task.shape[0]}
     try:
+        network = target(target.config_class(**{**settings, **given}))
+    except Exception as error:  # a configuration's own checks raise several kinds
+        raise ConfigError(f"model.path: {target.__name__} cannot be built ({error}). Correct its settings.") from error
+    halves = None
+    with suppress(ConfigError):
         halves = halve(network, task.classes, type(network).__name__)
-    except ConfigError:
-        whole = Network(network if lora is None else with_lora(network, lora), text)
-        _choose_mask(whole, task)
-        return whole
-    features = Network(network if lora is None else with_lora(network, lora), text)
-    _choose_mask(features, task)
-    halves.features = features
+    found = Network(network if lora is None else with_lora(network, lora), text)
+    _choose_mask(found, task)
+    if halves is None:
+        return found
+    halves.features = found
     return halves
+
+
+def with_lora(network: nn.Module, settings: Mapping[str, Any]) -> nn.Module:
+    """Put LoRA adapters into `network`, in place, and return it; peft freezes all its other parameters.
+
+    Source: E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685. `settings` are
+    arguments of ``peft.LoraConfig``. The adapters' names contain ``lora_``; the weight beside them is ``base_layer``.
+    """
+    peft = needed("peft", "transformers", "model.lora")
+    try:
+        peft.inject_adapter_in_model(peft.LoraConfig(**settings), network)
+    except (TypeError, ValueError, KeyError) as error:
+        layers = sorted({name.rpartition(".")[2] for name, m in network.named_modules() if isinstance(m, nn.Linear)})
+        raise ConfigError(
+            f"model.lora={dict(settings)!r}: peft says: {error} Linear layers here: {', '.join(layers)}."
+        ) from error
+    return network
 
 
 def _choose_mask(network: Network, task: Task) -> None:
@@ -137,7 +121,6 @@ def _choose_mask(network: Network, task: Task) -> None:
         return
     inputs = trial_inputs(task, 3)
     inputs[1, : task.shape[0] // 2] = PADDING
-    was_training = network.training
     network.eval()
     try:
         with torch.no_grad():
@@ -146,4 +129,4 @@ def _choose_mask(network: Network, task: Task) -> None:
             network.additive = torch.equal(network(inputs), expected)
     except Exception:  # noqa: BLE001 - `check_fit` reports what does not work; this only chooses
         network.additive = False
-    network.train(was_training)
+    network.train()

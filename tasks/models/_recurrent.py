@@ -12,11 +12,6 @@ class LastStepLSTM(nn.LSTM):
 
     ``torch.func.vmap`` has no batching rule for the fused kernels (oneDNN, cuDNN). Inside a ``torch.func`` transform
     the same equations therefore run as plain tensor operations, with equal results to rounding.
-
-    Parameters
-    ----------
-    inputs, hidden, layers : int
-        Width of one input step, width of the state, number of stacked layers.
     """
 
     def __init__(self, inputs: int, hidden: int, layers: int) -> None:

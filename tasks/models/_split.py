@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
 from fedcross.tasks.models.dropout import Dropout
-from fedcross.tasks.models.pooling import Convolution
+from fedcross.tasks.models.pooling import Convolution, MaxPool2
+from fedcross.tasks.models.width import Hidden
+
+
+class NoSettings(Settings):
+    """The network has no settings."""
 
 
 class Split(nn.Sequential):
-    """``classifier(features(x))``.
+    """``classifier(features(x))``: input to embedding ``(batch, embedding)``, then to logits ``(batch, classes)``.
 
-    Parameters
-    ----------
-    features : Module
-        Input to embedding, ``(batch, embedding)``.
-    classifier : Linear
-        Embedding to logits, ``(batch, classes)``.
-    extractor_channels : int
-        Channels of ``features.extractor``'s 4-D output, where `features` has that child (FedFusion fuses there); else
-        0.
-
-    Attributes
-    ----------
-    embedding : int
-        Width of the embedding.
+    `extractor_channels` are those of ``features.extractor``'s 4-D output, where FedFusion fuses; else 0.
     """
 
     features: nn.Module
@@ -93,22 +86,9 @@ def convolutional(
     body: nn.Module | None = None,
     dropout: float = 0.0,
 ) -> Split:
-    """Return `extractor`, `body`, flatten, fully connected layers with ReLU and dropout, classifier.
+    """Return `extractor`, `body`, flatten, fully connected layers of `hidden` units with ReLU and dropout, classifier.
 
-    Parameters
-    ----------
-    extractor : Module
-        Convolution part up to the second block's pool, ``(batch, channels, height, width)`` to 4-D.
-    hidden : sequence of int
-        Widths of the fully connected layers before the classifier, at least one.
-    task : Task
-        For the input shape and the number of classes.
-    model : str
-        The model's name, for messages.
-    body : Module, optional
-        Further convolutions.
-    dropout : float
-        Probability after each hidden layer; 0 adds no layers.
+    `extractor` has the convolutions up to the second block's pool, `body` further ones; `model` is a name for messages.
     """
     channels = output_shape(extractor, task, model)[0]
     parts: OrderedDict[str, nn.Module] = OrderedDict(extractor=extractor)
@@ -125,12 +105,30 @@ def convolutional(
     return Split(nn.Sequential(parts), nn.Linear(width, task.classes), extractor_channels=channels)
 
 
-def block(channels_in: int, channels_out: int, kernel: int, padding: int, pool: nn.Module) -> list[nn.Module]:
-    """Return convolution, pool, ReLU.
+def cnn(
+    task: Task,
+    model: str,
+    width: Hidden,
+    filters: tuple[int, int],
+    hidden: Sequence[int],
+    kernels: tuple[int, int] = (5, 5),
+    padding: bool | int = 0,
+    dropout: float = 0.0,
+    pool: Callable[[], nn.Module] = MaxPool2,
+) -> Split:
+    """Return two blocks of convolution, pool and ReLU, then fully connected layers of `hidden` units, and classes.
 
-    ReLU after a max-pool gives the same values as before it, on a quarter of the elements.
+    `padding` is that of the first convolution; True keeps the pictures' size in both. The ReLU after the pool gives the
+    same values as before it, on a quarter of them.
     """
-    return [Convolution(channels_in, channels_out, kernel, padding), pool, nn.ReLU()]
+    layers: list[nn.Module] = []
+    channels, _, _ = images(task, model)
+    for full, kernel in zip(filters, kernels):
+        outputs = width(full)
+        border = kernel // 2 if padding is True else padding if not layers else 0
+        layers += [Convolution(channels, outputs, kernel, border), pool(), nn.ReLU()]
+        channels = outputs
+    return convolutional(nn.Sequential(*layers), [width(size) for size in hidden], task, model, dropout=dropout)
 
 
 def xavier(model: Split) -> Split:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from torch import nn
-
-from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
-from fedcross.tasks.models._split import Split, block, convolutional, images
-from fedcross.tasks.models.pooling import MaxPool2
+from fedcross.tasks.models._split import NoSettings, Split, cnn
+from fedcross.tasks.models.width import Hidden
+
+Params = NoSettings
 
 
-class Params(Settings):
-    """The network has no settings."""
-
-
-def build(params: Params, task: Task) -> Split:  # noqa: ARG001
+def build(params: NoSettings, task: Task, width: Hidden) -> Split:  # noqa: ARG001
     """Return conv5 32, pool2, conv5 64, pool2, 512, classes, without padding.
 
     Weights for 3x32x32 and 10 classes: conv 3*32*25+32 = 2,432, 32*64*25+64 = 51,264; fully connected (64*5*5)*512+512
     = 819,712, 512*10+10 = 5,130; together 878,538.
     """
-    channels, _, _ = images(task, "cnn_w")
-    extractor = nn.Sequential(
-        *block(channels, 32, 5, 0, MaxPool2()),
-        *block(32, 64, 5, 0, MaxPool2()),
-    )
-    return convolutional(extractor, (512,), task, "cnn_w")
+    return cnn(task, "cnn_w", width, (32, 64), (512,))

@@ -35,22 +35,9 @@ def _mix(z: Tensor) -> Tensor:
 class Dropout(nn.Module):
     """Zero each element with probability `p` and scale the others by 1/(1-p), in training mode only.
 
-    The mask of the element with logical index i is bit for bit the i-th output of SplitMix64 started at ``state``,
-    on every device and memory layout; then ``state`` moves on. Elements of a batch's first n rows get the same mask
-    whatever rows follow, so padding a short batch at its end changes nothing.
-
-    Parameters
-    ----------
-    p : float
-        Probability of zeroing, in [0, 1).
-    rows : bool
-        One decision per row of the batch (stochastic depth) in place of one per element.
-
-    Attributes
-    ----------
-    state : Tensor of int64, shape ()
-        Not persistent: no part of a ``state_dict``, never uploaded. Changed in place, so that ``functional_call``
-        and ``vmap`` can pass in a state per client.
+    The mask of the element with logical index i is the i-th output of SplitMix64 started at ``state`` (a buffer outside
+    the ``state_dict``), on every device; then ``state`` moves on. Padding a batch at its end changes nothing. With
+    `rows` there is one decision per row of the batch (stochastic depth).
     """
 
     state: Tensor
@@ -75,33 +62,20 @@ class Dropout(nn.Module):
         self.state.copy_(_mix(self.state ^ _NEXT))
         return x * (kept.to(x.dtype) * (1.0 / (1.0 - self.p)))
 
-    def extra_repr(self) -> str:
-        """Return the settings, for printing."""
-        return f"p={self.p}, rows={self.rows}"
-
 
 def count_dropout(module: nn.Module) -> None:
-    """Replace every ``nn.Dropout`` inside `module`, in place, by a counter-based one of the same probability."""
+    """Replace dropout and stochastic depth inside `module`, in place, by counter-based ones of the same probability."""
     for name, layer in list(module.named_modules()):
-        if isinstance(layer, nn.Dropout) and layer.p < 1 and name:
+        rows = type(layer).__name__ == "StochasticDepth"  # torchvision's
+        if (rows or isinstance(layer, nn.Dropout)) and name and float(layer.p) < 1:
             parent, _, child = name.rpartition(".")
-            setattr(module.get_submodule(parent), child, Dropout(layer.p))
+            setattr(module.get_submodule(parent), child, Dropout(float(layer.p), rows))
 
 
 def dropout_states(module: nn.Module, seed_key: int) -> dict[str, Tensor]:
-    """Return a fresh state for each dropout layer of `module`, by full buffer name, each layer a stream of its own.
+    """Return a fresh state (int64, on the CPU) for each dropout layer of `module`, by full buffer name.
 
-    Parameters
-    ----------
-    module : Module
-        Any module, with or without dropout.
-    seed_key : int
-        A key of :func:`tasks.randomness.key`, for example of (seed, "dropout", round, client).
-
-    Returns
-    -------
-    dict of str to Tensor
-        int64 of shape () on the CPU; stack them over clients and pass them to ``functional_call`` with the weights.
+    `seed_key` is a key of :func:`core.randomness.key`, for example of (seed, "dropout", round, client).
     """
     return {
         name: torch.tensor(key(seed_key, "dropout layer", i), dtype=torch.int64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
 from fedcross.tasks.models._recurrent import LastStepLSTM
 from fedcross.tasks.models._split import Split, tokens
+from fedcross.tasks.models.width import Hidden
 
 
 class Params(Settings):
@@ -23,13 +23,10 @@ class Params(Settings):
 
     Attributes
     ----------
-    embedding : int
-        Width of the learned word vectors; unused when `vectors` is given.
-    hidden : int
-        Width of each of the two LSTM layers.
+    embedding, hidden : int
+        Width of the learned word vectors, and of each of the two LSTM layers.
     vectors : str
-        Optional ``.npy`` file, float32 of shape (vocabulary, width), of fixed word vectors (GloVe). They are no
-        weights: neither trained nor sent.
+        Optional ``.npy`` file, float32 of shape (vocabulary, width), of word vectors that are neither trained nor sent.
     """
 
     embedding: int = Field(default=100, ge=1)
@@ -38,13 +35,7 @@ class Params(Settings):
 
 
 class FixedEmbedding(nn.Module):
-    """Look word vectors up that are never trained.
-
-    Parameters
-    ----------
-    vectors : Tensor of float32, shape (vocabulary, width)
-        Kept outside the ``state_dict``.
-    """
+    """Look up word vectors, float32 (vocabulary, width), that are never trained and outside the ``state_dict``."""
 
     vectors: Tensor
 
@@ -57,36 +48,31 @@ class FixedEmbedding(nn.Module):
         return F.embedding(x, self.vectors)
 
 
-def build(params: Params, task: Task) -> Split:
+def build(params: Params, task: Task, width: Hidden) -> Split:
     """Return word vectors, two LSTM layers of 100, the last step, a linear layer of 128, classes.
 
     There is no public code of FedCross for Sent140; this is LEAF's model, including the linear layer of 128 without an
-    activation after it. LEAF's released model learns its vectors and ignores the GloVe array; `vectors` offers the
-    fixed ones.
+    activation after it. LEAF's released model learns its vectors; `vectors` offers fixed ones.
 
     Weights for V words and 2 classes: 100 V + 2*(4*100*200+800) + 100*128+128 + 128*2+2 = 100 V + 174,786.
     """
-    vocabulary = tokens(task, "lstm_sent140")
-    embedding: nn.Module
-    if params.vectors:
-        fixed = _load(Path(params.vectors), vocabulary)
-        embedding, width = FixedEmbedding(fixed), fixed.shape[1]
-    else:
-        embedding, width = nn.Embedding(vocabulary, params.embedding), params.embedding
+    words = tokens(task, "lstm_sent140")
+    inputs = width(params.embedding) if not params.vectors else 0
+    embedding: nn.Module = nn.Embedding(words, inputs) if inputs else FixedEmbedding(_load(params.vectors, words))
+    if isinstance(embedding, FixedEmbedding):
+        inputs = embedding.vectors.shape[1]
+    state, last = width(params.hidden), width(128)
     parts: OrderedDict[str, nn.Module] = OrderedDict(
-        embedding=embedding, lstm=LastStepLSTM(width, params.hidden, 2), fc1=nn.Linear(params.hidden, 128)
+        embedding=embedding, lstm=LastStepLSTM(inputs, state, 2), fc1=nn.Linear(state, last)
     )
-    return Split(nn.Sequential(parts), nn.Linear(128, task.classes))
+    return Split(nn.Sequential(parts), nn.Linear(last, task.classes))
 
 
-def _load(path: Path, vocabulary: int) -> Tensor:
+def _load(path: str, vocabulary: int) -> Tensor:
     try:
         array = np.load(path, allow_pickle=False)
+        if array.ndim != 2 or len(array) != vocabulary:
+            raise ValueError(f"shape {array.shape}, but the vocabulary has {vocabulary} words")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.vectors={str(path)!r}: cannot be read ({error}). Give a .npy file.") from error
-    if not isinstance(array, np.ndarray) or array.ndim != 2 or len(array) != vocabulary:
-        raise ConfigError(
-            f"model.vectors={str(path)!r}: holds {getattr(array, 'shape', 'several arrays')}, but the vocabulary has "
-            f"{vocabulary} words. Give one row per word, (vocabulary, width)."
-        )
+        raise ConfigError(f"model.vectors={path!r}: {error}. Give a .npy file with one row per word.") from error
     return torch.from_numpy(array.astype(np.float32))

@@ -12,6 +12,7 @@ from torch import nn
 from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
 from fedcross.tasks.models._split import Split
+from fedcross.tasks.models.width import Hidden
 
 
 class Params(Settings):
@@ -26,15 +27,16 @@ class Params(Settings):
     hidden: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (64,)
 
 
-def build(params: Params, task: Task) -> Split:
+def build(params: Params, task: Task, width: Hidden) -> Split:
     """Return flatten, (linear, ReLU) for each hidden layer, classifier.
 
     On digits (64 inputs, 10 classes) with 64 hidden units: 64*64+64 + 64*10+10 = 4,810 weights.
     """
     parts: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-    width = math.prod(task.shape)
+    inputs = math.prod(task.shape)
     for i, size in enumerate(params.hidden, start=1):
-        parts[f"fc{i}"] = nn.Linear(width, size)
+        outputs = width(size)
+        parts[f"fc{i}"] = nn.Linear(inputs, outputs)
         parts[f"relu{i}"] = nn.ReLU()
-        width = size
-    return Split(nn.Sequential(parts), nn.Linear(width, task.classes))
+        inputs = outputs
+    return Split(nn.Sequential(parts), nn.Linear(inputs, task.classes))

@@ -1,17 +1,13 @@
 """Training a part of a network (``train.only``): the rest, the base, stays on every device and is never sent.
 
-Entries of the base leave the network's ``state_dict``: they become buffers that are not persistent. So everything that
-works on the ``state_dict`` (messages, pools, similarity, the guard, checkpoints) works on the part alone, without
-code of its own.
-
-A pattern is compared with the names of parameters and buffers alike. Normalisation layers whose statistics belong to
-the base use them as they are, also in training (:func:`hold_statistics`).
+Entries of the base leave the ``state_dict``: they become buffers that are not persistent. Normalisation layers whose
+statistics belong to the base use them as they are, also in training (:func:`hold_statistics`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -21,10 +17,8 @@ from torch import Tensor, nn
 from fedcross.core.errors import ConfigError, DataError, nearest
 from fedcross.tasks.models.weights import tied
 
-#: Attribute of a layer: the names of its parameters that belong to the base.
-MARK = "base_names"
-#: The same for those that were buffers already; a layer may write into them.
-BUFFERS = "base_buffers"
+#: Attributes of a layer: the names of its parameters, and of its buffers (it may write into them), in the base.
+MARK, BUFFERS = "base_names", "base_buffers"
 #: Statistics of a normalisation layer: they match together.
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 #: What wrappers add to a name; a file of base weights may come from the network without them.
@@ -34,27 +28,8 @@ ADDED = (".base_layer", "features.network.")
 def narrow(network: nn.Module, patterns: Sequence[str], file: Path | None = None) -> str:
     """Make everything in `network` that matches none of `patterns` its base, in place; return the base's digest.
 
-    Parameters
-    ----------
-    network : Module
-        A network as :func:`tasks.models.create` returns it.
-    patterns : sequence of str
-        Shell patterns (``*lora_*``) for names in the ``state_dict``. A matching parameter is trained even if the
-        network had frozen it. A tied tensor matches under any of its names.
-    file : Path, optional
-        A safetensors file with the base's weights; None keeps the initial ones. Further entries are not read.
-
-    Returns
-    -------
-    str
-        SHA-256 over names, dtypes, shapes and bytes of the base, hexadecimal; empty if everything matches.
-
-    Raises
-    ------
-    ConfigError
-        If a pattern matches nothing, or no parameter matches.
-    DataError
-        If `file` cannot be read or lacks a part of the base.
+    `patterns` are shell patterns (``*lora_*``) for names in the ``state_dict``; a match is trained even if it was
+    frozen. `file` is a safetensors file with the base's weights; None keeps the initial ones.
     """
     part = _matching(network, patterns)
     base = {name: tensor for name, tensor in network.state_dict().items() if name not in part}
@@ -76,31 +51,24 @@ def _matching(network: nn.Module, patterns: Sequence[str]) -> set[str]:
     """Return the names in the ``state_dict`` that match one of `patterns`, tied ones under all their names."""
     names = list(network.state_dict())
     parameters = {name for name, _ in network.named_parameters(remove_duplicate=False)}
-    hits = {pattern: {name for name in names if fnmatchcase(name, pattern)} for pattern in patterns}
-    faults = [
-        f"train.only={pattern!r}: matches no parameter of this model. {nearest(pattern, sorted(parameters))[:600]}"
-        for pattern, found in hits.items()
-        if not found
-    ]
-    part = {name for found in hits.values() for name in found}
+    part = {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in part):
+            near = nearest(pattern, sorted(parameters))[:600]
+            raise ConfigError(f"train.only={pattern!r}: matches no parameter of this model. {near}")
     for name in [name for name in part if name.rpartition(".")[2] in STATISTICS]:
         owner = name.rpartition(".")[0]
         part |= {f"{owner}.{entry}" for entry in STATISTICS} & set(names)
     again = tied(network)
     first = {again.get(name, name) for name in part}
     part |= {name for name in names if again.get(name, name) in first}
-    if not faults and not part & parameters:
-        faults = [f"train.only={list(patterns)}: matches buffers only, nothing to train. Match parameters too."]
-    if faults:
-        raise ConfigError(faults)
+    if not part & parameters:
+        raise ConfigError(f"train.only={list(patterns)}: matches buffers only, nothing to train. Match parameters too.")
     return part
 
 
 def _demote(network: nn.Module, name: str, mark: str, once: dict[int, Tensor]) -> None:
-    """Make the entry `name` of the ``state_dict`` a buffer outside it, and note it; no copy.
-
-    `once` maps the id of a tensor to its buffer, so that tied tensors stay one.
-    """
+    """Make the entry `name` of the ``state_dict`` a buffer outside it; `once` keeps tied tensors one."""
     owner, _, entry = name.rpartition(".")
     layer = network.get_submodule(owner)
     given = getattr(layer, entry)
@@ -130,37 +98,28 @@ def _fill(base: Mapping[str, Tensor], file: Path) -> None:
     except (OSError, SafetensorError) as error:
         raise DataError(f"train.base={str(file)!r}: cannot be read ({error}). Put a safetensors file there.") from error
     for name, tensor in base.items():
-        given = next((stored[known] for known in _spellings(name) if known in stored), None)
-        if given is None:
-            raise DataError(f"train.base={str(file)!r}: has no {name}. {nearest(name, sorted(stored))[:300]}")
-        if given.shape != tensor.shape:
+        plain = name.replace(ADDED[0], "")
+        given = next((stored[known] for known in (name, plain, plain.replace(ADDED[1], "")) if known in stored), None)
+        if given is None or given.shape != tensor.shape:
+            found = "no such entry" if given is None else f"shape {tuple(given.shape)}"
             raise DataError(
-                f"train.base={str(file)!r}: {name} has shape {tuple(given.shape)}, the model {tuple(tensor.shape)}. "
-                "Give the file of this model."
+                f"train.base={str(file)!r}: for {name} of shape {tuple(tensor.shape)} it has {found}. Give the file of "
+                f"this model. {nearest(name, sorted(stored))[:300]}"
             )
         with torch.no_grad():
             tensor.copy_(given)
 
 
-def _spellings(name: str) -> Iterator[str]:
-    """Yield `name` as this network has it, then without what adapters and wrappers add."""
-    yield name
-    for word in ADDED:
-        name = name.replace(word, "")
-        yield name
-
-
 def check_file(file: Path, sha256: str | None) -> None:
     """Raise a DataError unless `file` has this digest."""
     try:
-        with file.open("rb") as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        found = hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError as error:
         raise DataError(f"train.base={str(file)!r}: cannot be read ({error.strerror}). Put the file there.") from error
     if sha256 != found:
         raise DataError(
-            f"train.base={str(file)!r}: its SHA-256 is {found}, train.base_sha256 says {sha256}. Every device needs "
-            "the same file; set the digest of the one you mean."
+            f"train.base={str(file)!r}: its SHA-256 is {found}, train.base_sha256 says {sha256}. Set the digest of the "
+            "file that every device has."
         )
 
 

@@ -11,6 +11,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from fedcross.core.compiled_loops import compiled
+
 LANES = 8
 """Float32 numbers that are multiplied at once. Runs of numbers are padded to a multiple of it."""
 
@@ -18,14 +20,9 @@ _word = numba.uintp
 
 
 def _pool(x: NDArray[Any], out: NDArray[Any], index: NDArray[np.int64]) -> None:
-    """Write the largest value of each 2x2 window and its place.
+    """Write the largest value of each 2x2 window of `x` (n, h, w, c), to `out`, without NaN.
 
-    Parameters
-    ----------
-    x : float array (n, h, w, c), C-contiguous, h and w even, without NaN
-    out : array (n, h/2, w/2, c) of x's dtype
-    index : int64 array, as `out`
-        ``row * w + column`` of the value in its picture. Of equal values the first, as torch.
+    `index` gets ``row * w + column`` of the value in its picture; of equal values the first, as torch.
     """
     n, h, w, c = x.shape
     for i in range(n):
@@ -49,24 +46,14 @@ def _pool(x: NDArray[Any], out: NDArray[Any], index: NDArray[np.int64]) -> None:
                     places[column, k] = where
 
 
-pool = numba.njit(nogil=True)(_pool)
+pool = compiled(_pool)
 
 
-def _add_runs(
-    _: Any,
-    to: Any,  # noqa: ARG001
-    what: Any,  # noqa: ARG001
-    factor: Any,  # noqa: ARG001
-    runs: Any,  # noqa: ARG001
-    vectors: Any,  # noqa: ARG001
-    to_step: Any,  # noqa: ARG001
-    step: Any,  # noqa: ARG001
-) -> tuple[Any, Any]:
+def _add_runs(_: Any, to: Any, what: Any, factor: Any, runs: Any, vectors: Any, to_step: Any, step: Any) -> Any:  # noqa: ARG001
     """Return numba's signature and code of ``to[r] += factor * what[r]`` for `runs` runs of ``vectors * LANES`` floats.
 
-    `to` and `what` are addresses, `to_step` and `step` the bytes from one run to the next. Written for LLVM, because
-    numba asks before each of the short runs whether the two overlap, which takes longer than the run. The product is
-    rounded before it is added, so every processor finds the same bits.
+    `to` and `what` are addresses, `to_step` and `step` the bytes from one run to the next. Written for LLVM: numba
+    would check each short run for overlap. The product is rounded before it is added, so all processors agree.
     """
     signature = numba.void(_word, _word, numba.float32, _word, _word, _word, _word)
 
@@ -109,14 +96,14 @@ def _patches(
 
     Parameters
     ----------
-    gradient : float32 array (n, windows, channels), C-contiguous
-        Of the pool's output. Where it is 0 nothing is done.
+    gradient : float32 array (n, windows, channels)
+        Of the pool's output.
     places : int32 array, of that size
-        Where in its picture the patch begins from which the largest value of the window was made.
+        Where in its picture the patch of the window's largest value begins.
     pixels : float32 array, flat
         The pictures, each `image` numbers, each row of pixels `row` numbers, and ``kernels.shape[2]`` more at the end.
-    kernels : float32 array (channels, kernel rows, run), C-contiguous
-        Run is a multiple of LANES. Beyond the kernel's columns there are zeros, or sums that are not to be read.
+    kernels : float32 array (channels, kernel rows, run)
+        Run is a multiple of LANES; beyond the kernel's columns there are zeros, or sums that are not to be read.
     to_pixels : bool
         Whether `pixels` get the gradient of the input, from weights in `kernels`; else these get that of the weights.
     """
@@ -137,5 +124,5 @@ def _patches(
                         _runs(kernel, patch, g, _word(high), vectors, step, line)
 
 
-places = numba.njit(nogil=True)(_places)
-patches = numba.njit(nogil=True)(_patches)
+places = compiled(_places)
+patches = compiled(_patches)

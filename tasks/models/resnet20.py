@@ -5,39 +5,24 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
-from fedcross.tasks.models._split import Split, images
+from fedcross.tasks.models._split import NoSettings, Split, images
+from fedcross.tasks.models.width import Hidden
 
-
-class Params(Settings):
-    """The network has no settings."""
+Params = NoSettings
 
 
 class PadChannels(nn.Module):
-    """Puts as many zero channels before as behind those that arrive (the shortcut of option A), at a stride.
+    """Put `front` zero channels before those that arrive and others behind, at a `stride` (shortcut of option A)."""
 
-    Parameters
-    ----------
-    channels_in, channels_out : int
-        Channels before and after.
-    stride : int
-        Of the pixels.
-    """
-
-    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+    def __init__(self, channels_out: int, front: int, stride: int) -> None:
         super().__init__()
-        self.channels_in, self.channels_out, self.stride = channels_in, channels_out, stride
-        self.front = (channels_out - channels_in) // 2
-
-    def resize(self, channels_in: int, channels_out: int) -> None:
-        """Return the first `channels_out` channels of what the whole layer makes of the first `channels_in`."""
-        self.channels_in, self.channels_out = channels_in, channels_out
+        self.channels_out, self.front, self.stride = channels_out, front, stride
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``(batch, channels_out, height/stride, width/stride)``."""
         front = min(self.front, self.channels_out)
-        kept = min(self.channels_in, self.channels_out - front)
+        kept = min(x.shape[1], self.channels_out - front)
         behind = self.channels_out - front - kept
         return F.pad(x[:, :kept, :: self.stride, :: self.stride], (0, 0, 0, 0, front, behind))
 
@@ -45,22 +30,17 @@ class PadChannels(nn.Module):
 class Block(nn.Module):
     """Two 3x3 convolutions beside a shortcut without weights (option A: every second pixel, zero channels added).
 
-    Parameters
-    ----------
-    channels_in, channels_out : int
-        Channels before and after.
-    stride : int
-        Of the first convolution and the shortcut.
+    At stride 2 the shortcut puts `front` zero channels before those that arrive; None changes neither.
     """
 
-    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+    def __init__(self, channels_in: int, hidden: int, channels_out: int, front: int | None) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(channels_out)
-        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        stride = 1 if front is None else 2
+        self.conv1 = nn.Conv2d(channels_in, hidden, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(hidden)
+        self.conv2 = nn.Conv2d(hidden, channels_out, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(channels_out)
-        same = channels_in == channels_out
-        self.shortcut: nn.Module = nn.Identity() if same else PadChannels(channels_in, channels_out, stride)
+        self.shortcut: nn.Module = nn.Identity() if front is None else PadChannels(channels_out, front, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the block's output, ``(batch, channels_out, height/stride, width/stride)``."""
@@ -70,7 +50,7 @@ class Block(nn.Module):
         return F.relu(out + shortcut)
 
 
-def build(params: Params, task: Task) -> Split:  # noqa: ARG001
+def build(params: NoSettings, task: Task, width: Hidden) -> Split:  # noqa: ARG001
     """Return conv3 16, three stages of three blocks with 16, 32, 64 channels, mean over pixels, classes.
 
     Convolutions start from He et al.'s normal distribution (fan in), as the paper says.
@@ -79,14 +59,16 @@ def build(params: Params, task: Task) -> Split:  # noqa: ARG001
     2*(2*9,216+128) = 51,072; stage 3: 18,432+36,864+256 + 2*(2*36,864+256) = 203,520; classifier 650; together 269,722.
     """
     channels, _, _ = images(task, "resnet20")
-    layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    width = 16
-    for stage, out in enumerate((16, 32, 64)):
+    now = width(16)
+    layers: list[nn.Module] = [nn.Conv2d(channels, now, 3, padding=1, bias=False), nn.BatchNorm2d(now), nn.ReLU()]
+    for size in (16, 32, 64):
         for i in range(3):
-            layers.append(Block(width, out, stride=2 if stage > 0 and i == 0 else 1))
-            width = out
+            hidden, widens = width(size), size > 16 and i == 0
+            out = width(size) if widens else now
+            layers.append(Block(now, hidden, out, size // 4 if widens else None))
+            now = out
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     for layer in features.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-    return Split(features, nn.Linear(64, task.classes))
+    return Split(features, nn.Linear(now, task.classes))

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
 from fedcross.tasks.models._split import Split, images
+from fedcross.tasks.models.width import Hidden
 
 EXPANSION = 4
 
@@ -28,30 +29,22 @@ class Params(Settings):
 
 
 class Bottleneck(nn.Module):
-    """Normalise, ReLU, convolve: 1x1, 3x3, 1x1 to four times the width, beside a shortcut.
+    """Normalise, ReLU, convolve: 1x1, 3x3, 1x1, beside a shortcut, whose convolution is left out without a stride."""
 
-    Parameters
-    ----------
-    channels_in, width : int
-        Channels before the block, and inside it; it returns ``4 * width``.
-    stride : int
-        Of the 3x3 convolution and the shortcut.
-    """
-
-    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+    def __init__(self, channels_in: int, first: int, second: int, channels_out: int, stride: int | None) -> None:
         super().__init__()
-        out = EXPANSION * width
         self.norm1 = nn.BatchNorm2d(channels_in)
-        self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
-        self.norm3 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, out, 1, bias=False)
-        same = channels_in == out and stride == 1
-        self.shortcut: nn.Module = nn.Identity() if same else nn.Conv2d(channels_in, out, 1, stride, bias=False)
+        self.conv1 = nn.Conv2d(channels_in, first, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(first)
+        self.conv2 = nn.Conv2d(first, second, 3, stride or 1, padding=1, bias=False)
+        self.norm3 = nn.BatchNorm2d(second)
+        self.conv3 = nn.Conv2d(second, channels_out, 1, bias=False)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride is not None:
+            self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output, ``(batch, 4 * width, height/stride, width/stride)``."""
+        """Return the block's output, ``(batch, channels_out, height/stride, width/stride)``."""
         out: Tensor = self.conv1(F.relu(self.norm1(x)))
         out = self.conv2(F.relu(self.norm2(out)))
         out = self.conv3(F.relu(self.norm3(out)))
@@ -62,18 +55,22 @@ class Bottleneck(nn.Module):
 class Features(nn.Module):
     """Everything before the classifier."""
 
-    def __init__(self, channels: int, final_norm: bool) -> None:
+    def __init__(self, channels: int, final_norm: bool, width: Hidden) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
+        now = width(16)
+        layers: list[nn.Module] = [nn.Conv2d(channels, now, 3, padding=1, bias=False)]
         if channels == 1:  # the authors' variant for MNIST and FEMNIST
             layers.append(nn.MaxPool2d(3, stride=1, padding=1))
-        before = 16
-        for stage, width in enumerate((16, 32, 64)):
+        for size in (16, 32, 64):
             for i in range(2):
-                layers.append(Bottleneck(before, width, stride=2 if stage > 0 and i == 0 else 1))
-                before = EXPANSION * width
+                first, second = width(size), width(size)
+                out = width(EXPANSION * size) if i == 0 else now
+                stride = None if i else 1 if size == 16 else 2
+                layers.append(Bottleneck(now, first, second, out, stride))
+                now = out
+        self.channels = now
         self.blocks = nn.Sequential(*layers)
-        self.norm = nn.BatchNorm2d(before)
+        self.norm = nn.BatchNorm2d(now if final_norm else 64 * EXPANSION)
         self.final_norm = final_norm
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +81,7 @@ class Features(nn.Module):
         return x.mean(dim=(2, 3))
 
 
-def build(params: Params, task: Task) -> Split:
+def build(params: Params, task: Task, width: Hidden) -> Split:
     """Return conv3 16, stages of two bottlenecks with 16, 32, 64 (times 4) channels, mean over pixels, classes.
 
     As in the authors' code, normalisation starts with weight .5, convolutions from a normal distribution of variance
@@ -95,11 +92,11 @@ def build(params: Params, task: Task) -> Split:
     example: 32 + 16*16 + 32 + 16*16*9 + 32 + 16*64, shortcut 16*64.
     """
     channels, _, _ = images(task, "resnet20_lab")
-    features = Features(channels, params.final_norm)
+    features = Features(channels, params.final_norm, width)
     for layer in features.modules():
         if isinstance(layer, nn.Conv2d):
             area = layer.kernel_size[0] * layer.kernel_size[1]
             nn.init.normal_(layer.weight, std=math.sqrt(2 / (area * layer.out_channels)))
         elif isinstance(layer, nn.BatchNorm2d):
             nn.init.constant_(layer.weight, 0.5)
-    return Split(features, nn.Linear(64 * EXPANSION, task.classes))
+    return Split(features, nn.Linear(features.channels, task.classes))

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedcross.core.errors import ConfigError, nearest
 from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
+from fedcross.tasks.models._fitting import check_fit
 from fedcross.tasks.models._split import Split, images
-from fedcross.tasks.models.dropout import Dropout
+from fedcross.tasks.models.dropout import count_dropout
 
 
 class Params(Settings):
-    """Which network.
-
-    Attributes
-    ----------
-    architecture : str
-        A name of ``torchvision.models``, for example ``mobilenet_v3_small``.
-    options : dict
-        Further arguments of that network's builder, for example ``image_size: 32`` of a vision transformer.
-    """
+    """A name of ``torchvision.models``, and further arguments of that network's builder (``image_size: 32``)."""
 
     architecture: str = "mobilenet_v3_small"
     options: dict[str, int | float | bool | str] = Field(default_factory=dict)
@@ -39,20 +31,9 @@ class Repeat(nn.Module):
 def halve(network: nn.Module, classes: int, name: str) -> Split:
     """Return `network` as features and classifier: its last linear layer leaves it and becomes the classifier.
 
-    Dropout and stochastic depth are replaced by counter-based ones of the same probability.
-
-    Raises
-    ------
-    ConfigError
-        If the last layer is not a linear layer with `classes` outputs.
+    Dropout and stochastic depth are replaced by counter-based ones. Another last layer is a ConfigError.
     """
-    from torchvision.ops import StochasticDepth
-
-    for path, layer in list(network.named_modules()):
-        if isinstance(layer, nn.Dropout) and layer.p < 1:
-            _replace(network, path, Dropout(layer.p))
-        elif isinstance(layer, StochasticDepth) and layer.p < 1:
-            _replace(network, path, Dropout(layer.p, rows=True))
+    count_dropout(network)
     leaves = [
         (path, layer) for path, layer in network.named_modules() if next(layer.parameters(False), None) is not None
     ]
@@ -62,26 +43,16 @@ def halve(network: nn.Module, classes: int, name: str) -> Split:
             f"model.architecture={name!r}: its last layer is {type(last).__name__}, not a linear layer with {classes} "
             f"outputs, so it has no features and classifier. Choose another network."
         )
-    _replace(network, path, nn.Identity())
+    parent, _, child = path.rpartition(".")
+    setattr(network.get_submodule(parent), child, nn.Identity())
     return Split(network, last)
 
 
-def _replace(network: nn.Module, path: str, layer: nn.Module) -> None:
-    parent, _, child = path.rpartition(".")
-    setattr(network.get_submodule(parent), child, layer)
-
-
 def build(params: Params, task: Task) -> Split:
-    """Return torchvision's network with its own initial weights; nothing is downloaded.
-
-    Raises
-    ------
-    ConfigError
-        If torchvision has no such network, it cannot be split, or it does not take the task's images.
-    """
+    """Return torchvision's network with its own initial weights; nothing is downloaded."""
     from torchvision import models
 
-    channels, height, width = images(task, "torchvision")
+    channels, _, _ = images(task, "torchvision")
     name = params.architecture
     known = models.list_models(module=models)
     if name not in known:
@@ -93,19 +64,10 @@ def build(params: Params, task: Task) -> Split:
         )
     try:
         network = models.get_model(name, weights=None, num_classes=task.classes, **params.options)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"model.options={params.options!r}: {error}. Remove what {name} does not take.") from error
     split = halve(network, task.classes, name)
     if channels == 1:
         split.features = nn.Sequential(Repeat(), split.features)
-    split.eval()
-    try:
-        with torch.no_grad():
-            split(torch.zeros(2, channels, height, width))
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"model.architecture={name!r}: does not take images of shape {task.shape} of task {task.name!r} ({error}). "
-            f"Choose another network or set model.options."
-        ) from error
-    split.train()
+    check_fit(split, task, f"model.architecture={name!r}, model.options")
     return split

@@ -9,6 +9,7 @@ from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
 from fedcross.tasks.models._split import Split, convolutional, images
 from fedcross.tasks.models.pooling import MaxPool2
+from fedcross.tasks.models.width import Hidden
 
 BLOCKS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 
@@ -25,7 +26,7 @@ class Params(Settings):
     dropout: float = Field(default=0.5, ge=0, lt=1)
 
 
-def build(params: Params, task: Task) -> Split:
+def build(params: Params, task: Task, width: Hidden) -> Split:
     """Return five blocks of 3x3 convolutions with batch normalisation and pool2; 4096, 4096, classes.
 
     Weights for 3x32x32 and 10 classes: convolutions 14,714,688, normalisation 2*4,224 = 8,448; fully connected
@@ -34,11 +35,12 @@ def build(params: Params, task: Task) -> Split:
     """
     channels, _, _ = images(task, "vgg16_bn")
     blocks: list[nn.Module] = []
-    for width, repeats in BLOCKS:
+    for filters, repeats in BLOCKS:
         layers: list[nn.Module] = []
         for _ in range(repeats):
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
-            channels = width
+            outputs = width(filters)
+            layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+            channels = outputs
         blocks.append(nn.Sequential(*layers, MaxPool2()))
     extractor, body = nn.Sequential(*blocks[:2]), nn.Sequential(*blocks[2:])
-    return convolutional(extractor, (4096, 4096), task, "vgg16_bn", body, params.dropout)
+    return convolutional(extractor, (width(4096), width(4096)), task, "vgg16_bn", body, params.dropout)

@@ -6,17 +6,15 @@ from collections import OrderedDict
 
 from torch import nn
 
-from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
-from fedcross.tasks.models._split import Split, images, output_shape
+from fedcross.tasks.models._split import NoSettings, Split, images, output_shape
 from fedcross.tasks.models.pooling import MaxPool2, MeanPool
+from fedcross.tasks.models.width import Hidden
+
+Params = NoSettings
 
 
-class Params(Settings):
-    """The network has no settings."""
-
-
-def build(params: Params, task: Task) -> Split:  # noqa: ARG001
+def build(params: NoSettings, task: Task, width: Hidden) -> Split:  # noqa: ARG001
     """Return the variant of the authors' FedMR and FedMut code.
 
     A 1x1 convolution with a border of one pixel to 64, conv3 64, pool 2/1, conv3 128, pool 2/1, conv3 256, conv3 512,
@@ -26,16 +24,18 @@ def build(params: Params, task: Task) -> Split:  # noqa: ARG001
     25,088*256+256 = 6,422,784, 256*62+62 = 15,934; together 8,024,958.
     """
     channels, _, _ = images(task, "vgg_femnist")
+    sizes = [channels, *map(width, (64, 64, 128, 256, 512))]
     extractor = nn.Sequential(
-        *(nn.Conv2d(channels, 64, 1, padding=1), nn.ReLU()),
-        *(nn.Conv2d(64, 64, 3, padding=1), nn.MaxPool2d(2, stride=1), nn.ReLU()),
-        *(nn.Conv2d(64, 128, 3, padding=1), nn.MaxPool2d(2, stride=1), nn.ReLU()),
+        *(nn.Conv2d(sizes[0], sizes[1], 1, padding=1), nn.ReLU()),
+        *(nn.Conv2d(sizes[1], sizes[2], 3, padding=1), nn.MaxPool2d(2, stride=1), nn.ReLU()),
+        *(nn.Conv2d(sizes[2], sizes[3], 3, padding=1), nn.MaxPool2d(2, stride=1), nn.ReLU()),
     )
     body = nn.Sequential(
-        *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU()),
-        *(nn.Conv2d(256, 512, 3, padding=1), MaxPool2(), nn.ReLU()),
+        *(nn.Conv2d(sizes[3], sizes[4], 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(sizes[4], sizes[5], 3, padding=1), MaxPool2(), nn.ReLU()),
         MeanPool(7),
     )
     output_shape(nn.Sequential(extractor, body), task, "vgg_femnist")
-    features = OrderedDict(extractor=extractor, body=body, flatten=nn.Flatten(), fc1=nn.Linear(512 * 7 * 7, 256))
-    return Split(nn.Sequential(features), nn.Linear(256, task.classes), extractor_channels=128)
+    last = width(256)
+    features = OrderedDict(extractor=extractor, body=body, flatten=nn.Flatten(), fc1=nn.Linear(sizes[5] * 7 * 7, last))
+    return Split(nn.Sequential(features), nn.Linear(last, task.classes), extractor_channels=sizes[3])

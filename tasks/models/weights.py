@@ -52,25 +52,13 @@ def every_name(arrays: Mapping[str, npt.NDArray[Any]], again: Mapping[str, str])
 
 
 def load_arrays(module: nn.Module, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Overwrite the weights of `module` by `arrays`; a tied tensor needs only one of its names.
-
-    Raises
-    ------
-    RuntimeError
-        As torch's ``load_state_dict``, if a name is missing or too much, or a shape does not fit.
-    """
+    """Overwrite the weights of `module` by `arrays`, as ``load_state_dict``; a tied tensor needs one of its names."""
     complete = every_name(arrays, tied(module))
     module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in complete.items()})
 
 
 def check_weights(module: nn.Module) -> None:
-    """Raise a ConfigError if `module` has weights that cannot be trained and aggregated here.
-
-    Raises
-    ------
-    ConfigError
-        If a float entry is neither float32 nor float64, two have different dtypes, or nothing is trained.
-    """
+    """Raise a ConfigError unless all float entries of `module` are float32, or all float64, and some are trained."""
     floats = {n: t.dtype for n, t in module.state_dict().items() if t.dtype.is_floating_point}
     for name, dtype in floats.items():
         if dtype not in DTYPES:

@@ -17,43 +17,27 @@ from fedcross.tasks.partition._common import owned
 
 
 class Params(Settings):
-    """Settings of given classes.
+    """Settings of given classes: one client per entry of `groups`, with its labels.
 
-    Attributes
-    ----------
-    groups : sequence of sequence of int
-        One client per entry: its labels. Clients that name the same label share its examples equally. Labels in no
-        group are left out.
+    Clients that name the same label share its examples equally. Labels in no group are left out.
     """
 
     groups: tuple[tuple[int, ...], ...] = Field(min_length=1)
 
 
 def split(params: Params, task: Task, seed: int) -> Partition:
-    """Return one client per group; a client's test set is every test example of its labels.
-
-    Raises
-    ------
-    ConfigError
-        If a label is not one of the task's, or named twice by one client.
-    """
-    faults = []
+    """Return one client per group; a client's test set is every test example of its labels."""
     for client, group in enumerate(params.groups):
-        outside = [label for label in group if not 0 <= label < task.classes]
-        if outside:
-            faults.append(f"partition.groups[{client}]: label {outside[0]} is not in 0..{task.classes - 1}.")
-        if len(set(group)) != len(group):
-            faults.append(f"partition.groups[{client}]={list(group)}: a label is named twice.")
-    if faults:
-        raise ConfigError(faults)
+        if len(set(group)) != len(group) or not set(group) <= set(range(task.classes)):
+            wanted = f"labels in 0..{task.classes - 1}, each once"
+            raise ConfigError(f"partition.groups[{client}]={list(group)}: it must have {wanted}.")
     parts: list[list[IntArray]] = [[np.empty(0, np.int64)] for _ in params.groups]
     for label in range(task.classes):
         holders = [client for client, group in enumerate(params.groups) if label in group]
-        if not holders:
-            continue
-        members = np.flatnonzero(np.asarray(task.train.y) == label)
-        order = stream(seed, "partition classes", label).permutation(members)
-        for client, piece in zip(holders, np.array_split(order, len(holders))):
-            parts[client].append(piece)
+        if holders:
+            members = np.flatnonzero(np.asarray(task.train.y) == label)
+            order = stream(seed, "partition classes", label).permutation(members)
+            for client, piece in zip(holders, np.array_split(order, len(holders))):
+                parts[client].append(piece)
     test = [np.flatnonzero(np.isin(task.test.y, group)) for group in params.groups]
     return Partition(train=owned([np.concatenate(pieces) for pieces in parts]), test=test)

@@ -17,18 +17,14 @@ class Params(Settings):
 
 
 def split(params: Params, task: Task, seed: int) -> Partition:  # noqa: ARG001  # nothing to choose, nothing to draw
-    """Return one client with all training and all test examples.
-
-    Raises
-    ------
-    DataError
-        If this task's examples cannot be prepared without those of the other clients.
-    """
+    """Return one client with everything; a DataError if it cannot be prepared without the other clients' examples."""
     if not task.alone:
         raise DataError(
             f"partition=local: task {task.name} takes its vocabulary or scale from all clients' examples, so a device "
             "alone would have its own. Use arrays of token ids (task.vocabulary), or give task.mean and task.std."
         )
+    if task.validation is not None:
+        raise DataError("task.validation: a device knows only its own examples. Leave it out with partition=local.")
     everything = np.arange(len(task.train))
     everything.flags.writeable = False
     return Partition(train=[everything], test=[np.arange(len(task.test))], own=True)

@@ -18,11 +18,8 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
 from fedcross.tasks.base import IntArray, Partition, Task
 from fedcross.tasks.partition import iid
-from fedcross.tasks.partition._common import ClientsParams
 
-
-class Params(ClientsParams):
-    """Settings: the number of clients."""
+Params = iid.Params
 
 
 @lru_cache(maxsize=256)
@@ -33,13 +30,7 @@ def permutation(seed: int, client: int, pixels: int) -> IntArray:
 
 @dataclass(frozen=True)
 class PermutePixels:
-    """Shuffle pixels; picklable. Called with a client, or for the test set with the examples' indices.
-
-    Attributes
-    ----------
-    seed, clients : int
-        The run's seed; the number of clients N. Test example i goes through the permutation of client i mod N.
-    """
+    """Shuffle pixels; picklable. Of N clients, test example i goes through the permutation of client i mod N."""
 
     seed: int
     clients: int
@@ -51,24 +42,17 @@ class PermutePixels:
 
     def test(self, indices: IntArray, raw: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         """Return test inputs `raw` at `indices`, each through the permutation of client (index mod N)."""
-        owner = np.asarray(indices) % self.clients
-        out = np.empty_like(raw)
+        owner, out = np.asarray(indices) % self.clients, np.empty_like(raw)
         for client in np.unique(owner):
             out[owner == client] = self(int(client), raw[owner == client])
         return out
 
 
 def split(params: Params, task: Task, seed: int) -> Partition:
-    """Return equal sets with one permutation per client; client c's own test examples are those with i mod N = c.
-
-    Raises
-    ------
-    ConfigError
-        If the task has no pictures.
-    """
+    """Return equal sets with one permutation per client; client c's own test examples are those with i mod N = c."""
     if len(task.shape) != 3:
         raise ConfigError(f"partition=permuted needs pictures; task {task.name} has inputs of shape {task.shape}.")
-    equal = iid.split(iid.Params(clients=params.clients), task, seed)
-    own_test = [np.arange(client, len(task.test), params.clients) for client in range(params.clients)]
-    permute = PermutePixels(seed, params.clients)
-    return Partition(train=equal.train, test=own_test, transform=permute, test_transform=permute.test)
+    permute, N = PermutePixels(seed, params.clients), params.clients
+    test = [np.arange(client, len(task.test), N) for client in range(N)]
+    equal = iid.split(params, task, seed)
+    return Partition(train=equal.train, test=test, transform=permute, test_transform=permute.test)

@@ -1,1 +1,1 @@
-"""Reads published files into arrays: cache, images, LEAF text, checks. Shared by the task modules."""
+"""Reads published files into arrays: cache, pictures, LEAF's text, tables, and the last steps from arrays to a task."""

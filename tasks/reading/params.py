@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,13 @@ from pydantic import Field, model_validator
 from fedcross.core.errors import ConfigError, DataError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
-from fedcross.tasks.base import Examples, IntArray
+from fedcross.tasks.base import Examples, IntArray, Task
+from fedcross.tasks.reading.cache import Arrays
 
 if TYPE_CHECKING:
     import torch
 
-Array = npt.NDArray[Any]
-
-
+PARTS = ("train", "test")
 NO_AUGMENTATION = {"crop": 0, "crop_padding": "zero", "resized_crop": False, "flip": False, "rotate": 0}
 
 
@@ -31,14 +30,15 @@ class LimitParams(Settings):
 
     Attributes
     ----------
-    limit : int or None
-        Keep this many training examples (a fixed random choice), for tests and quick trials.
-    limit_test : int or None
-        The same for the central test set.
+    limit, limit_test : int or None
+        Keep this many training or test examples (a fixed random choice), for quick trials.
+    validation : float
+        Share of every class of the training examples that no client gets: the server evaluates it beside the test set.
     """
 
     limit: int | None = Field(default=None, ge=1)
     limit_test: int | None = Field(default=None, ge=1)
+    validation: float = Field(default=0.0, ge=0, lt=1)
 
 
 class FileParams(LimitParams):
@@ -49,11 +49,32 @@ class FileParams(LimitParams):
     root : Path
         Folder with the published files; each task module says which.
     download : bool
-        Fetch missing files (with progress bar and checksum) where the publisher offers them.
+        Fetch missing files where the publisher offers them.
     """
 
     root: Path
     download: bool = False
+
+
+class OwnParams(LimitParams):
+    """Settings of your own data.
+
+    Attributes
+    ----------
+    root : Path
+        Folder of the data.
+    test_fraction : float
+        Share of every class that is held out if there are no test examples of their own.
+    """
+
+    root: Path
+    test_fraction: float = Field(default=0.2, ge=0, lt=1)
+
+    def keys(self) -> dict[str, Any]:
+        """Return the settings that change the decoded arrays."""
+        return self.model_dump(
+            mode="json", exclude={"root", "limit", "limit_test", "validation", "mean", "std", "standardise", "augment"}
+        )
 
 
 class ImageParams(LimitParams):
@@ -99,10 +120,7 @@ class ImageParams(LimitParams):
 
 @dataclass(frozen=True)
 class Normalise:
-    """Raw images to float32: ``(x / scale - mean) / std`` per channel. Picklable.
-
-    The input has shape ``(n, channels, height, width)`` or, for plain feature vectors, ``(n, features)``.
-    """
+    """Raw images ``(n, channels, ...)`` to float32: ``(x / scale - mean) / std`` per channel. Picklable."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -117,10 +135,7 @@ class Normalise:
         return x.mul_(factor).add_(offset)
 
     def terms(self, dimensions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return float32 factor and offset that fit inputs of so many dimensions: first ``x * factor``, then the sum.
-
-        Whoever uses them keeps the two operations apart: a fused multiply-add rounds once, not twice.
-        """
+        """Return float32 factor and offset for inputs of so many dimensions: first ``x * factor``, then the sum."""
         import torch
 
         view = (1, -1, *[1] * (dimensions - 2))
@@ -136,49 +151,54 @@ def token_ids(raw: npt.NDArray[np.generic]) -> torch.Tensor:
     return torch.from_numpy(np.array(raw, dtype=np.int64))
 
 
-def prepared(raw: npt.NDArray[np.generic]) -> torch.Tensor:
-    """Return inputs that are prepared already, as float32."""
-    import torch
+def finished(
+    name: str, arrays: Arrays, params: LimitParams, where: Path, labels: Sequence[str] | int = (), **facts: Any
+) -> Task:
+    """Return the task of the parts in `arrays`, checked and limited; `labels` are the classes' names or their number.
 
-    return torch.from_numpy(np.array(raw, dtype=np.float32))
+    `arrays` has ``x_PART``, ``y_PART`` and, where there are such, ``u_PART`` (owners) with their ``names``, the names
+    of the ``classes``, and the ``words`` of a vocabulary from all training texts. `facts` are fields of the task.
+    """
+    x = arrays["x_train"]
+    if "classes" in arrays:
+        labels = tuple(map(str, arrays["classes"]))
+    if "words" in arrays:
+        facts = {"vocabulary": len(arrays["words"]), "alone": False, **facts}
+    if facts.get("vocabulary"):
+        facts["prepare"] = token_ids
+    elif isinstance(params, ImageParams):
+        scale = 255.0 if x.dtype == np.uint8 else 1.0
+        facts = {"prepare": params.normaliser(x.shape[1], scale), "augment": params.augmentation(), **facts}
+    classes, known = (labels, ()) if isinstance(labels, int) else (len(labels), tuple(labels))
+    parts: dict[str, Examples] = {}
+    for part, limit in zip(PARTS, (params.limit, params.limit_test)):
+        inputs, y = arrays[f"x_{part}"], np.asarray(arrays[f"y_{part}"], dtype=np.int64)
+        if len(inputs) != len(y):
+            raise DataError(f"{where}: {len(inputs)} inputs but {len(y)} labels. The file is damaged.")
+        if len(bad := np.flatnonzero((y < 0) | (y >= classes))):
+            raise DataError(f"{where}: label {y[bad[0]]} of example {bad[0]} is not in 0..{classes - 1}.")
+        parts[part] = limited(Examples(inputs, y, arrays.get(f"u_{part}")), limit, part)
+    facts = {"label_names": known, "user_names": tuple(map(str, arrays.get("names", ()))), **facts}
+    return Task(name, parts["train"], parts["test"], classes=classes, shape=tuple(x.shape[1:]), **facts)
+
+
+def split_parts(parts: Mapping[str, Arrays], fraction: float, purpose: str) -> Arrays:
+    """Return the arrays ``x``, ``y`` (and ``u``) of each part as ``x_train`` and so on.
+
+    Without a part ``test``, `fraction` of every class of the part ``train`` becomes it.
+    """
+    if "test" not in parts:
+        whole = parts["train"]
+        rows = stratified(whole["y"], fraction, purpose)
+        parts = {part: {key: a[chosen] for key, a in whole.items()} for part, chosen in zip(PARTS, rows)}
+    return {f"{key}_{part}": array for part, arrays in parts.items() for key, array in arrays.items()}
 
 
 def limited(examples: Examples, limit: int | None, which: str) -> Examples:
     """Return at most `limit` examples, chosen at random with a fixed key and kept in order."""
     if limit is None or limit >= len(examples):
         return examples
-    chosen = np.sort(stream(0, f"limit {which}").permutation(len(examples))[:limit])
-    users = None if examples.users is None else examples.users[chosen]
-    return Examples(examples.x[chosen], examples.y[chosen], users)
-
-
-def checked(
-    x: Array, y: Array, classes: int, file: Path | str, users: IntArray | None = None, *, empty: bool = False
-) -> Examples:
-    """Return examples after checking what every later step relies on.
-
-    Raises
-    ------
-    DataError
-        If the numbers of inputs, labels and users differ, a label is out of range, or there are no examples and `empty`
-        does not allow that; names `file`.
-    """
-    if len(x) != len(y) or (users is not None and len(users) != len(y)):
-        owners = "" if users is None else f" and {len(users)} users"
-        raise DataError(f"{file}: {len(x)} inputs but {len(y)} labels{owners}. The file is damaged.")
-    if len(y) or not empty:
-        check_labels(y, classes, file)
-    return Examples(x, np.asarray(y, dtype=np.int64), users)
-
-
-def check_labels(y: Array, classes: int, file: Path | str) -> None:
-    """Raise :class:`DataError`, naming `file`, unless there are labels and all are in ``[0, classes)``."""
-    if len(y) == 0:
-        raise DataError(f"{file}: no examples in it.")
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= classes:
-        position = int(np.flatnonzero((y < 0) | (y >= classes))[0])
-        raise DataError(f"{file}: label {int(y[position])} of example {position} is not in 0..{classes - 1}.")
+    return examples.take(np.sort(stream(0, f"limit {which}").permutation(len(examples))[:limit]))
 
 
 def stratified(y: IntArray, fraction: float, purpose: str) -> tuple[IntArray, IntArray]:
@@ -195,25 +215,38 @@ def stratified(y: IntArray, fraction: float, purpose: str) -> tuple[IntArray, In
     return np.setdiff1d(np.arange(len(y)), held), held
 
 
-def require(files: Sequence[Path], name: str, help_text: str) -> None:
-    """Raise :class:`DataError` unless all `files` exist; the message lists the missing ones and says what to do."""
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing:
+def published(
+    name: str, files: Sequence[Path], params: FileParams, cure: str, download: Callable[[], Any] | None = None
+) -> None:
+    """Fetch the published `files` if the user asks for it; a DataError with the `cure` says which are missing.
+
+    `download` is None for a data set that its publishers do not offer ready to use.
+    """
+    if params.download and download is None:
+        raise DataError(f"task.download=true: {name} has no ready download. {cure}")
+    if params.download and download is not None:
+        try:
+            download()
+        except (RuntimeError, OSError) as error:
+            raise DataError(f"{name}: the download into {params.root.absolute()} failed: {error}") from error
+    if missing := [str(file) for file in files if not file.is_file()]:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise DataError(f"{name}: missing {shown}. {help_text}")
+        raise DataError(f"{name}: missing {shown}. {cure}")
 
 
 def read_lines(file: Path) -> list[str]:
     """Return the lines of a UTF-8 text file; raise :class:`DataError` if it is none or cannot be read."""
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        with file.open(encoding="utf-8-sig") as lines:
+            return [line.rstrip("\n") for line in lines]
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: not a readable UTF-8 text file ({error}). Copy or unpack it again.") from error
+        raise DataError(f"{file}: not a readable UTF-8 text file ({error}). Save or copy it again.") from error
 
 
-def fetch(dataset: Callable[..., Any], root: Path, name: str) -> None:
-    """Download what is missing with a torchvision class (bar, MD5); raise DataError if that fails."""
+def read_npz(path: Path) -> Arrays:
+    """Return all arrays of `path`; a DataError if it is damaged or holds objects."""
     try:
-        dataset(str(root), train=True, download=True)
-    except (RuntimeError, OSError) as error:
-        raise DataError(f"{name}: the download into {root.absolute()} failed: {error}") from error
+        with np.load(path, allow_pickle=False) as content:
+            return dict(content)
+    except Exception as error:  # a damaged zip raises many kinds
+        raise DataError(f"{path}: no .npz of plain arrays ({error}). Make it again with numpy.savez.") from error

@@ -1,9 +1,9 @@
-"""Picture files to one uint8 array: decoded by Pillow (which torchvision uses), scaled, cropped, many at once."""
+"""Picture files to one uint8 array: decoded by Pillow, scaled, cropped, many at once."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedcross.core.errors import DataError
-from fedcross.tasks.base import IntArray
-from fedcross.tasks.reading.cache import Array, Store
+from fedcross.tasks.reading.cache import Array, Arrays, cached
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,29 +20,29 @@ Listing = Sequence[tuple[Path, int]]
 """Picture files and their labels."""
 
 
-def decode_pictures(part: str, listing: Listing, size: int, channels: int, store: Store) -> None:
-    """Store ``x_PART`` uint8 ``(n, channels, size, size)`` and ``y_PART``.
+def pictures(name: str, listings: Mapping[str, Listing], size: int, channels: int) -> Arrays:
+    """Return ``x_PART`` uint8 ``(n, channels, size, size)`` and ``y_PART`` of the listed pictures, from the cache.
 
-    The shorter side is scaled to `size` (bilinear with antialiasing) unless it has it, then the middle is cropped.
-
-    Raises
-    ------
-    DataError
-        If a file is missing or is no whole picture; names it.
+    The shorter side is scaled to `size` (bilinear with antialiasing), then the middle is cropped.
     """
-    x = store.new(f"x_{part}", (len(listing), channels, size, size), np.uint8)
-    store.put(f"y_{part}", np.array([label for _, label in listing], dtype=np.int64))
 
-    def one(index: int) -> None:
-        x[index] = read_picture(listing[index][0], size, channels)
+    def decode(folder: Path) -> Arrays:
+        for part, listing in listings.items():
+            header = {"descr": "|u1", "fortran_order": False, "shape": (len(listing), channels, size, size)}
+            with (folder / f"x_{part}.npy").open("wb") as file, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                np.lib.format.write_array_header_1_0(file, header)  # row by row: all may not fit into memory
+                for picture in pool.map(lambda entry: read_picture(entry[0], size, channels), listing):
+                    file.write(picture.tobytes())
+        return labels
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while it decodes
-        for _ in pool.map(one, range(len(listing))):
-            pass
+    labels = {f"y_{part}": np.array([label for _, label in rows], np.int64) for part, rows in listings.items()}
+    files = [path for listing in listings.values() for path, _ in listing]
+    numbers = {part: array.tolist() for part, array in labels.items()}
+    return cached(name, files, {"size": size, "channels": channels, **numbers}, decode)
 
 
 def read_picture(path: Path, size: int, channels: int) -> Array:
-    """Return the picture in a file as uint8 ``(channels, size, size)``."""
+    """Return one picture as uint8 ``(channels, size, size)``."""
     from PIL import Image
 
     try:
@@ -66,8 +65,3 @@ def shaped(given: Image, size: int, channels: int) -> Array:
     left, top = (width - size) // 2, (height - size) // 2
     pixels = np.asarray(picture.crop((left, top, left + size, top + size)))
     return pixels.transpose(2, 0, 1) if channels == 3 else pixels[None]
-
-
-def take(listing: Listing, chosen: IntArray) -> Listing:
-    """Return the chosen entries."""
-    return [listing[int(index)] for index in chosen]

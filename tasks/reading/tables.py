@@ -1,220 +1,217 @@
-"""Tables on disk (CSV, TSV, Parquet) and their columns: features, labels, owners.
-
-A table is a :class:`pyarrow.Table`; pyarrow comes with the extra ``data`` and is imported at the first use.
-"""
+"""Tables on disk (CSV, TSV, Parquet) and their columns: features, labels, owners; read by pandas."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedcross.core.errors import DataError, nearest
-from fedcross.core.extras import needed
-from fedcross.tasks.base import IntArray
-from fedcross.tasks.reading.cache import Array
+from fedcross.tasks.reading.cache import Array, Arrays
+from fedcross.tasks.reading.params import OwnParams
 
-#: Endings of files that pyarrow reads as text with separators, and what separates their columns.
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+#: Endings of text files, and what separates their columns.
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 PARQUET = (".parquet", ".pq")
+#: Ways to fill empty cells; anything else is the value itself.
+FILLS = ("mean", "median", "most_frequent")
 
 
-def missing(path: Path) -> str:
-    """Return the error for a file of the user's that is not at `path`."""
-    here = " It lies in the folder where you are: task.root=." if Path(path.name).is_file() else ""
-    return f"{path.absolute()}: no such file. Set task.root to its folder and task.file to its name.{here}"
+class LabelParams(OwnParams):
+    """Settings of examples with columns.
 
-
-def read_table(path: Path, separator: str | None = None) -> Any:
-    """Return the table in `path`, a :class:`pyarrow.Table` with at least one row and unique column names.
-
-    Raises
-    ------
-    DataError
-        If the file is missing, empty, damaged, not UTF-8, or of a kind that is not known; names the file.
+    Attributes
+    ----------
+    label : str
+        Column with the label of each example: integers or text.
+    users : str or None
+        Column with the owner of each example (a site), for ``partition=natural``.
     """
+
+    label: str = "label"
+    users: str | None = None
+
+
+class TableParams(LabelParams):
+    """Settings of a table.
+
+    Attributes
+    ----------
+    file, test_file : str
+        Name of the file, and of a second one with the test examples; None to hold out `test_fraction` of every class.
+    classes : tuple
+        All labels in the order of their numbers; empty for the sorted ones. Give it where a device may lack a class.
+    """
+
+    file: str
+    test_file: str | None = None
+    classes: tuple[str | int, ...] = ()
+
+    @property
+    def paths(self) -> dict[str, Path]:
+        """The file of each part; a DataError says where one that is not there should be."""
+        names = {"train": self.file, "test": self.test_file}
+        paths = {part: self.root / name for part, name in names.items() if name is not None}
+        for path in paths.values():
+            if not path.is_file():
+                here = " It lies in the folder where you are: task.root=." if Path(path.name).is_file() else ""
+                cure = "Set task.root to its folder and task.file to its name."
+                raise DataError(f"{path.absolute()}: no such file. {cure}{here}")
+        return paths
+
+
+def read_table(path: Path, separator: str | None = None) -> DataFrame:
+    """Return the table in `path`, with at least one row."""
+    import pandas as pd
+
     kind = path.suffix.lower()
     if kind not in (*SEPARATORS, *PARQUET):
         raise DataError(f"{path}: not a kind of table that is known. Use {', '.join((*SEPARATORS, *PARQUET))}.")
-    if not path.is_file():
-        raise DataError(missing(path))
-    if path.stat().st_size == 0:
-        raise DataError(f"{path}: the file is empty. Give it a line of column names and a line for each example.")
-    needed("pyarrow", "data", str(path))
-    table = _parquet(path) if kind in PARQUET else _text(path, separator or SEPARATORS[kind])
-    names = table.column_names
-    if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path}: two columns are called {doubled[0]!r}. Rename one.")
-    if not table.num_rows:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row longer than the header
+            text = kind in SEPARATORS
+            sep = separator or SEPARATORS.get(kind)
+            table = pd.read_csv(path, sep=sep, index_col=False) if text else pd.read_parquet(path)
+    except (ValueError, OSError, ImportError, pd.errors.ParserWarning) as error:  # pandas' errors are ValueErrors
+        reason = str(error).splitlines()[0][:150]
+        raise DataError(f"{path}: no table can be read ({reason}). Correct the file.") from error
+    table.columns = table.columns.map(str)
+    if table.empty:
         raise DataError(f"{path}: no examples in it, only column names.")
     return table
 
 
-def _parquet(path: Path) -> Any:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        return pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a whole Parquet file ({_first_line(error)}). Write it again.") from error
-
-
-def _text(path: Path, separator: str) -> Any:
-    import pyarrow
-    import pyarrow.csv
-
-    try:
-        table = pyarrow.csv.read_csv(path, parse_options=pyarrow.csv.ParseOptions(delimiter=separator))
-        names = list(table.column_names)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: the column names are not UTF-8. Save the file as UTF-8.") from error
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path}: not a table with {separator!r} between its columns ({_first_line(error)}). Mend that line, or "
-            "set task.separator."
-        ) from error
-    for place, name in enumerate(names):
-        if pyarrow.types.is_binary(table.column(place).type):
-            row = next(i for i, cell in enumerate(table.column(place).to_pylist()) if not _is_utf8(cell))
-            raise DataError(f"{path}: column {name!r} is not UTF-8, first in row {row + 1}. Save the file as UTF-8.")
-    return table
-
-
-def _is_utf8(cell: bytes | None) -> bool:
-    try:
-        (cell or b"").decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:120].rstrip(".")
-
-
-def column(table: Any, name: str, setting: str, where: Path | str) -> Any:
-    """Return column `name`; an error says which ones there are.
-
-    Raises
-    ------
-    DataError
-        If the table has no such column or a cell of it is empty.
-    """
-    if name not in table.column_names:
-        raise DataError(
-            f"{where}: no column {name!r} ({setting}). {nearest(name, table.column_names)}{_one_column(table)}"
-        )
-    found = table.column(name)
-    if found.null_count:
-        row = next(i for i, cell in enumerate(found.to_pylist()) if cell is None)
-        raise DataError(
-            f"{where}: column {name!r} has {found.null_count} empty cells, first in row {row + 1}. Fill them or take "
-            "these rows out."
-        )
+def column(table: DataFrame, name: str, setting: str, where: Path | str) -> Series:
+    """Return column `name` without empty cells; a DataError says which columns there are, or where a cell is empty."""
+    if name not in table.columns:
+        only = " Is task.separator right?" if len(table.columns) == 1 else ""
+        raise DataError(f"{where}: no column {name!r} ({setting}). {nearest(name, list(table.columns))}{only}")
+    found = table[name]
+    if empty := int(found.isna().sum()):
+        row = int(np.argmax(found.isna())) + 1
+        fill = " Or set task.fill=median." if setting == "task.columns" else ""
+        raise DataError(f"{where}: column {name!r} has {empty} empty cells, first in row {row}. Fill them.{fill}")
     return found
 
 
-def _one_column(table: Any) -> str:
-    return " Is task.separator right?" if table.num_columns == 1 else ""
+def filled(table: DataFrame, names: Sequence[str], reference: DataFrame, fill: str | None) -> DataFrame:
+    """Return the columns `names` with empty cells filled by what `reference`, the rows to train on, says.
 
-
-def features(table: Any, names: Sequence[str], where: Path | str) -> Array:
-    """Return the columns `names` as float32 ``(n, len(names))``.
-
-    Raises
-    ------
-    DataError
-        If a column is missing, holds text, dates or lists, or has an empty cell, NaN or infinity; names column and row.
+    With ``mean`` and ``median`` text columns get their most frequent value; without `fill` cells stay empty.
     """
-    import pyarrow
+    from pandas.api.types import is_numeric_dtype
 
-    out = np.empty((table.num_rows, len(names)), np.float32)
-    for place, name in enumerate(names):
-        cells = column(table, name, "task.columns", where)
-        kind = cells.type
-        numeric = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)
-        if not numeric:
-            raise DataError(f"{where}: column {name!r} holds {_seen(cells)}, a feature must be numbers. {CHOOSE}")
-        with np.errstate(over="ignore"):  # a number too large for float32 is told below
-            out[:, place] = cells.to_numpy().astype(np.float64)
-        bad = np.flatnonzero(~np.isfinite(out[:, place]))
-        if len(bad):
-            value = cells[int(bad[0])].as_py()
-            raise DataError(
-                f"{where}: column {name!r} has {len(bad)} values that are no finite numbers, first {value} in row "
-                f"{bad[0] + 1}. Mend them or take these rows out."
-            )
+    out = table.copy()
+    for name in names if fill is not None else ():
+        if name not in out.columns or not out[name].isna().any():
+            continue
+        known, numeric = reference[name].dropna(), is_numeric_dtype(out[name])
+        value: Any = fill
+        try:
+            if fill in ("mean", "median") and numeric and len(known):
+                value = getattr(known.astype(float), fill)()
+            elif fill in FILLS:
+                value = known.mode().iloc[0]
+            elif numeric:
+                value = float(fill or "")
+        except (ValueError, IndexError) as error:  # no number, or no cell that is not empty
+            choices = f"Use {', '.join(FILLS)} or a value of its kind, or take it out of task.columns."
+            raise DataError(f"task.fill={fill}: column {name!r} cannot be filled with it. {choices}") from error
+        out[name] = out[name].fillna(value)
     return out
 
 
-CHOOSE = "Turn it into numbers, or name the columns to use: task.columns=[a,b]."
+def coded(
+    table: DataFrame, names: Sequence[str], categories: Mapping[str, Sequence[str]], where: Path | str
+) -> tuple[Array, tuple[str, ...]]:
+    """Return the columns `names` as float32 ``(n, features)``, and the features' names.
 
-
-def _seen(cells: Any) -> str:
-    """Return what a column without numbers holds, with the first cell that shows it."""
-    import pyarrow
-
-    kind = cells.type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        return f"values of type {kind}"
-    values = cells.to_pylist()
-    row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
-    mixed = "text among numbers" if any(_is_number(value) for value in values) else "text"
-    return f"{mixed} ({values[row]!r} in row {row + 1})"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def labels(
-    values: Sequence[Any], classes: Sequence[str | int], where: Path | str, name: str
-) -> tuple[IntArray, tuple[str, ...]]:
-    """Return the labels as int64 numbers from 0, and the names of the classes in the order of these numbers.
-
-    Parameters
-    ----------
-    values : sequence
-        One integer, string or bool per example.
-    classes : sequence
-        All classes in the order of their numbers; empty for the sorted values.
-    where, name : str
-        File and column, for messages.
-
-    Raises
-    ------
-    DataError
-        If a value is of another kind, is not among `classes`, or there is only one class.
+    A column in `categories` becomes one feature of zeros and ones for each of its values, ``column=value``.
     """
-    kinds = {bool if isinstance(v, bool) else int if isinstance(v, int) else type(v) for v in values}
-    if wrong := [v for v in values if not isinstance(v, (int, str))][:1]:
-        raise DataError(
-            f"{where}: the label column {name!r} holds {wrong[0]!r}, a label must be an integer or text. Name another "
-            "column with task.label."
-        )
-    if len(kinds) > 1:
-        raise DataError(f"{where}: the label column {name!r} holds text among integers. Use one of them.")
-    known = tuple(str(one) for one in classes) or tuple(str(value) for value in sorted(set(values)))
-    if len(known) < 2:
-        raise DataError(f"{where}: all labels in {name!r} are {known[0]!r}. At least two classes are needed.")
-    number = {one: place for place, one in enumerate(known)}
-    for row, value in enumerate(values):
-        if str(value) not in number:
+    pieces, features = [], list[str]()
+    for name in names:
+        cells = column(table, name, "task.columns", where)
+        if name not in categories:
+            pieces.append(_numbers(cells, name, where)[:, None])
+            features.append(name)
+            continue
+        values, texts = list(categories[name]), cells.map(_text)
+        if unknown := sorted(set(texts) - set(values)):
             raise DataError(
-                f"{where}: label {str(value)!r} in row {row + 1} is not one of the classes. "
-                f"{nearest(str(value), known)}"
+                f"{where}: column {name!r} holds {unknown[0]!r}, which is none of its values {', '.join(values)}. "
+                "Add it to task.encode."
             )
-    return np.array([number[str(value)] for value in values], dtype=np.int64), known
+        pieces.append(np.stack([(texts == value).to_numpy(np.float32) for value in values], axis=1))
+        features += [f"{name}={value}" for value in values]
+    return np.concatenate(pieces, axis=1), tuple(features)
 
 
-def owners(values: Sequence[Any]) -> tuple[IntArray, tuple[str, ...]]:
-    """Return each row's owner as a number from 0, and the owners' names, sorted."""
-    names, numbers = np.unique(np.array([str(value) for value in values]), return_inverse=True)
-    return numbers.astype(np.int64), tuple(str(name) for name in names)
+def _text(value: Any) -> str:
+    """Return a cell as text; whole numbers without a fraction."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def categories_of(table: DataFrame, names: Sequence[str], where: Path | str) -> dict[str, list[str]]:
+    """Return the sorted values of the text columns `names`."""
+    return {n: sorted({_text(value) for value in column(table, n, "task.encode", where)}) for n in names}
+
+
+def _numbers(cells: Series, name: str, where: Path | str) -> Array:
+    import pandas as pd
+
+    if not pd.api.types.is_numeric_dtype(cells):
+        texts = cells[pd.to_numeric(cells, errors="coerce").isna()]
+        raise DataError(
+            f"{where}: column {name!r} holds text ({[*texts, *cells][0]!r}), a feature must be numbers. Code it: "
+            f"task.encode=[{name}], or name the columns to use: task.columns=[a,b]."
+        )
+    with np.errstate(over="ignore"):
+        out: Array = cells.to_numpy(np.float64).astype(np.float32)
+    if len(bad := np.flatnonzero(~np.isfinite(out))):
+        raise DataError(
+            f"{where}: column {name!r} has {len(bad)} values that are no finite numbers, first {cells.iloc[bad[0]]} in "
+            f"row {bad[0] + 1}. Correct them or take these rows out."
+        )
+    return out
+
+
+def labelled(
+    tables: Mapping[str, DataFrame], params: LabelParams, classes: Sequence[str | int], where: Path
+) -> tuple[dict[str, Arrays], Arrays]:
+    """Return ``y`` (and ``u``) of each part, and the arrays ``classes`` and, with owners, ``names``.
+
+    Labels are numbered in the order of `classes`, else of the sorted values of the part ``train``.
+    """
+    values = {part: column(table, params.label, "task.label", where).tolist() for part, table in tables.items()}
+    kinds = {type(value) for found in values.values() for value in found}
+    if kinds not in ({int}, {str}, {bool}):
+        shown = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(
+            f"{where}: the label column {params.label!r} holds {shown}, such as {values['train'][0]!r}: labels must be "
+            "all integers or all text. Name another column with task.label."
+        )
+    known = [str(one) for one in classes or sorted(set(values["train"]))]
+    if len(known) < 2:
+        raise DataError(f"{where}: all labels in {params.label!r} are {known[0]!r}. At least two classes are needed.")
+    number = {one: place for place, one in enumerate(known)}
+    parts: dict[str, Arrays] = {}
+    for part, found in values.items():
+        for row, value in enumerate(found, start=1):
+            if str(value) not in number:
+                near = nearest(str(value), known)
+                raise DataError(f"{where}: label {str(value)!r} in row {row} is not one of the classes. {near}")
+        parts[part] = {"y": np.array([number[str(value)] for value in found], dtype=np.int64)}
+    if params.users is None:
+        return parts, {"classes": np.array(known)}
+    people = [column(table, params.users, "task.users", where).map(str).to_numpy(str) for table in tables.values()]
+    names, numbers = np.unique(np.concatenate(people), return_inverse=True)
+    for part, piece in zip(parts, np.split(numbers.astype(np.int64), [len(people[0])])):
+        parts[part]["u"] = piece
+    return parts, {"classes": np.array(known), "names": names}

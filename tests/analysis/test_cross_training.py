@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedcross.analysis.loading import load_run
+from fedcross.analysis.frames import read_folder
 from fedcross.analysis.published import accuracy_cells
 from tests.support.fake import config, write_run
 
@@ -29,14 +29,14 @@ def test_the_axes_count_every_exchange(tmp_path, host, epochs):
     for line, exchanges in zip(lines, (3, 3, 1)):
         line["exchanges"] = exchanges
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run = load_run(folder)
+    run = read_folder(folder)
     assert run.axis("epochs").tolist() == epochs
     assert run.axis("exchanges").tolist() == [3.0, 6.0, 7.0]
     assert run.axis("rounds").tolist() == [1.0, 2.0, 3.0]
 
 
 def test_methods_with_one_exchange_are_as_before(tmp_path):
-    run = load_run(write_run(tmp_path / "run", [0.1, 0.2]))
+    run = read_folder(write_run(tmp_path / "run", [0.1, 0.2]))
     assert run.axis("epochs").tolist() == [5.0, 10.0]
 
 

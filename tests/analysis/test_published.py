@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from fedcross.analysis.loading import flatten
-from fedcross.analysis.published import accuracy_cells, cells, deviations, published_rounds
-from tests.support.fake import config
+from fedcross.analysis.frames import load_runs
+from fedcross.analysis.published import accuracy_cells, cells, deviations, published_rounds, verdicts
+from fedcross.analysis.runs import flatten
+from tests.support.fake import config, write_run
 
 
 def settings(method: str, **changes: Any) -> dict[str, Any]:
@@ -155,3 +156,25 @@ def test_a_pool_that_is_kept_in_another_way_is_told(setting, told):
     usual = {"method.k": None, "method.global_model": "mixed", "method.mode": "cross"}
     assert deviations(cell, found | usual) == deviations(cell, found)
     assert set(deviations(cell, found | usual | setting)) - set(deviations(cell, found)) == {told}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "accuracies", "verdict"),
+    [
+        (2000, (0.548, 0.55), "agrees"),  # FedAvg at Dirichlet 1.0: 54.78
+        (2000, (0.60, 0.601), "differs"),
+        (2000, (0.60, 0.52, 0.58), "agrees"),  # 57 +- 10 points
+        (999, (0.548, 0.55), "too short"),
+    ],
+)
+def test_a_verdict_on_a_published_cell(tmp_path, rounds, accuracies, verdict):
+    for seed, accuracy in enumerate(accuracies, start=1):
+        folder = write_run(tmp_path / str(seed), [accuracy], config("fedavg", seed, rounds))
+        lines = (folder / "metrics.jsonl").read_text().replace('"round": 1,', f'"round": {rounds},')
+        (folder / "metrics.jsonl").write_text(lines)
+    runs, _ = load_runs([tmp_path], unfinished=True)
+    table = verdicts(runs)
+    row = table[(table["seeds"] > 0) & (table["quantity"] == "test accuracy %")].iloc[0]
+    assert (row["verdict"], row["seeds"], row["published_rounds"]) == (verdict, len(accuracies), 2000)
+    assert (row["difference"] == row["difference"]) == (verdict != "too short")
+    assert (table["verdict"] == "no data").sum() == len(cells()) - (table["seeds"] > 0).sum()

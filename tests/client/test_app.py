@@ -8,11 +8,11 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedcross.client import app as module
-from fedcross.client import workshop
+from fedcross.client import cache
 from fedcross.conf.compose import join
 from fedcross.core.errors import DataError, DeviceError
-from fedcross.engines.executor import worker
 from fedcross.engines.grid import identify
+from fedcross.engines.warm_device import worker
 
 ASKED = {"run": "r", "round": 1, "exchange": 0, "client": 2, "slot": 0, "nonce": "n"}
 
@@ -33,7 +33,7 @@ def answer(app: module.Client, kind: str = "train") -> Message:
 
 def test_the_worker_finds_what_it_asks_of_an_app(app: module.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(workshop, "do", lambda *given: asked.append(given))
+    monkeypatch.setattr(cache, "do", lambda *given: asked.append(given))
     app.prepare(SimpleNamespace(node_config={}, run_config={"overrides": "task=digits"}))  # type: ignore[arg-type]
     assert asked == [("prepare", "task=digits", None)]
     assert app.stays_loaded
@@ -50,7 +50,7 @@ def test_an_error_travels_with_its_nonce_and_tells_whether_the_process_is_sound(
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(workshop, "do", fails)
+    monkeypatch.setattr(cache, "do", fails)
     told = dict(answer(app).content["config"])
     assert (told["nonce"], told["error"]) == ("n", type(error).__name__)
     assert app.sound is sound
@@ -61,14 +61,14 @@ def test_in_one_process_with_the_server_errors_stay_errors(app: module.Client, m
         raise DataError("no data")
 
     monkeypatch.setattr("sys.argv", ["fedcross"])
-    monkeypatch.setattr(workshop, "do", fails)
+    monkeypatch.setattr(cache, "do", fails)
     with pytest.raises(DataError, match="no data"):
         answer(app)
 
 
 def test_a_device_answers_whatever_the_servers_own_settings_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of the run that goes on is the server's: there is none on the device."""
-    monkeypatch.setattr(workshop, "_open", {})
-    monkeypatch.setattr(workshop, "Workshop", lambda config: config)
-    config = workshop.workshop(join(["task=digits", "resume=/srv/runs/a"]))
+    monkeypatch.setattr(cache, "_open", {})
+    monkeypatch.setattr(cache, "RunCache", lambda config: config)
+    config = cache.run_cache(join(["task=digits", "resume=/srv/runs/a"]))
     assert (config.names["task"], config.resume) == ("digits", None)

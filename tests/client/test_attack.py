@@ -83,9 +83,9 @@ def test_a_nan_attack_is_rejected_by_the_guard(tmp_path):
 
 def test_an_attack_does_nothing_to_the_honest(tmp_path):
     honest = run(tmp_path / "a", "rounds=1", "method=fedavg")
-    drawn = set(honest.method._round.clients)
-    mean = honest.method.global_model()
+    drawn = set(honest.driver.sender.clients.accepted)  # all three replied
+    mean = honest.driver.global_model()
     # Seed 1: whether its one malicious client is among the three drawn decides whether anything differs.
     bad = malicious(Attack(name="stealth"), 6, 1)
     attacked = run(tmp_path / "b", "rounds=1", "method=fedavg", "attack=stealth")
-    assert same(attacked.method.global_model(), mean) == (not bad & drawn)
+    assert same(attacked.driver.global_model(), mean) == (not bad & drawn)

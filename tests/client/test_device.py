@@ -10,25 +10,16 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import Tensor
 
 from fedcross.client import device
 from fedcross.client.batched import trainer as batched
-from fedcross.client.captured import Captured
-from fedcross.client.flat_model import ModuleNet
-from fedcross.client.resident.process import _work
-from fedcross.client.trainer import augmentation_stream, train
+from fedcross.client.trainer import train
 from fedcross.core.errors import ConfigError, DeviceError
 from fedcross.core.settings import Settings
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.engines.grid import answer, identify
-from fedcross.strategies.parts.objective import Objective
-from fedcross.tasks.augment import Augment, build
-from fedcross.tasks.inputs import Inputs
-from fedcross.tasks.models._recurrent import LastStepLSTM
-from fedcross.tasks.models._split import Split
+from fedcross.strategies.objective import Objective
 from tests.support import visits as v
 from tests.support.toy import app, message
 
@@ -71,8 +62,6 @@ def test_memory_that_torch_keeps_for_later_counts_as_free(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 8 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 3 * GIB)
     assert device.memory_budget(None, torch.device("cuda:1")) == pytest.approx(7 * GIB * device.GPU_SHARE)
-    monkeypatch.setattr(device, "kept_by_graphs", lambda _: 4 * GIB)  # recorded steps keep 4 of the 5 others
-    assert device.memory_budget(None, torch.device("cuda:1")) == pytest.approx(3 * GIB * device.GPU_SHARE)
     assert device.memory_budget(5, torch.device("cuda:1")) == 5
     assert device.memory_budget(None, CPU) == device.CPU_BYTES
 
@@ -128,29 +117,6 @@ def test_what_does_not_repeat_itself_is_said_once_and_training_goes_on(caplog: p
         varying("put_")
 
 
-class Single(TorchDispatchMode):
-    """Refuses float64 on the device ``meta``, as MPS does."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for one in out if isinstance(out, (list, tuple)) else [out]:
-            if isinstance(one, Tensor) and one.device.type == "meta" and one.dtype == torch.float64:
-                raise TypeError(f"{func}: this device has no float64")
-        return out
-
-
-def test_augmentation_draws_on_the_cpu_whatever_the_device() -> None:
-    """On MPS there is no float64, and another device's generator draws other numbers."""
-    images = torch.empty(4, 2, 6, 6, device="meta")
-    labels = torch.zeros(4, dtype=torch.int64, device="meta")
-    one = v.visit(v.small_net(), 0, 4, inputs=Inputs(images), y=labels)
-    assert augmentation_stream(one).device == CPU
-    turned = build(Augment(rotate=15, crop=1, flip=True, resized_crop=True))
-    assert turned is not None
-    with Single():
-        assert turned(images, augmentation_stream(one)).shape == images.shape
-
-
 @pytest.mark.parametrize(
     ("error", "memory", "broken"),
     [
@@ -187,9 +153,6 @@ def test_a_broken_device_ends_the_process_that_trains() -> None:
     context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
     with pytest.raises(DeviceError):
         answer(failing, Message(content, dst_node_id=1, message_type="train"), context)
-    head, _, goes_on = _work(failing, "train", "", content)
-    assert head["error"] == "DeviceError"
-    assert not goes_on
 
 
 def test_a_broken_device_ends_the_run_of_the_batched_engine() -> None:
@@ -215,13 +178,13 @@ def test_too_little_memory_halves_the_stack_and_tries_again(monkeypatch: pytest.
         return real(self, augment)
 
     monkeypatch.setattr(batched._Stack, "train", small)
-    rooms: list[tuple[torch.device, int]] = []
-    monkeypatch.setattr(batched, "_make_room", lambda *given: rooms.append(given))
+    freed: list[torch.device] = []
+    monkeypatch.setattr(batched, "free_unused", freed.append)
     limit = 1
     for a, b in zip(batched.train_batched(net, objective, works, v.settings()), whole, strict=True):
         torch.testing.assert_close(a.flat, b.flat, rtol=0, atol=1e-10)
     assert tried == [4, 2, 1, 1, 1, 1]
-    assert rooms == [(net.device, 2), (net.device, 1)]
+    assert freed == [net.device, net.device]
     limit = 0
     with pytest.raises(torch.OutOfMemoryError):
         batched.train_batched(net, objective, works, v.settings())
@@ -235,40 +198,6 @@ def test_large_images_are_scored_in_small_batches_on_a_gpu_only() -> None:
     assert device.evaluation_batch(CPU, 1) == device.evaluation_batch(CPU, 2**30) == device.CACHED
 
 
-def flatten_like_cudnn(self: nn.RNNBase) -> None:
-    """Do what cuDNN does on a GPU: put all weights into one new piece of memory and let the parameters point there."""
-    pieces = [weight.detach().reshape(-1) for weight in self._flat_weights]  # type: ignore[union-attr]
-    new = torch.cat(pieces)
-    start = 0
-    with torch.no_grad():
-        for weight in self._flat_weights:
-            weight.set_(new[start : start + weight.numel()].view(weight.shape))  # type: ignore[union-attr, call-overload]
-            start += weight.numel()  # type: ignore[union-attr]
-
-
-class Flattening(nn.LSTM):
-    """A recurrent layer of a user, as torch has it."""
-
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(x)[0][:, -1]
-
-
-@pytest.mark.parametrize("kind", [LastStepLSTM, lambda *sizes: Flattening(*sizes, batch_first=True)])
-def test_a_recurrent_layer_goes_on_training_after_it_was_called(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flatten_like_cudnn)
-    net = ModuleNet(Split(nn.Sequential(kind(3, 4, 2)), nn.Linear(4, 2)), CPU)
-    x = torch.randn(6, 5, 3)
-    net.logits(net.params, net.buffers, x, train=False)  # local evaluation, class means, onboarding
-    net.module.features[0].flatten_parameters()
-    before = net.flat.clone()
-    functional.cross_entropy(net.logits(net.params, net.buffers, x), torch.tensor([0, 1, 0, 1, 0, 1])).backward()
-    net.flat.sub_(net.gradient)
-    for name, parameter in net.params.items():
-        assert parameter.untyped_storage().data_ptr() == net.flat.untyped_storage().data_ptr(), name
-    assert not torch.equal(net.flat, before)
-    net.load({name: array.copy() for name, array in net.read().items()})
-
-
 def test_a_model_whose_weights_have_moved_is_refused() -> None:
     net = v.small_net()
     arrays = {name: np.array(array) for name, array in net.read().items()}
@@ -277,8 +206,7 @@ def test_a_model_whose_weights_have_moved_is_refused() -> None:
         net.load(arrays)
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_gradient_that_leaves_the_row_is_no_silent_standstill(recorded: bool) -> None:
+def test_a_gradient_that_leaves_the_row_is_no_silent_standstill() -> None:
     """After it the optimiser would see weight decay alone."""
 
     class Cutting(Objective):
@@ -290,13 +218,6 @@ def test_a_gradient_that_leaves_the_row_is_no_silent_standstill(recorded: bool) 
     one = v.visit(net, 0, 12)
     net.load({name: tensor.detach().numpy() for name, tensor in {**one.params, **one.buffers}.items()})
     cutting = Cutting(Settings())
-    captured = Captured(net, cutting, record=lambda call: call)
     with pytest.raises(RuntimeError, match=r"The gradient of features\.0\.weight lies outside the flat row"):
-        trained = captured.train(one, {}, v.settings()) if recorded else train(net, cutting, one, {}, v.settings())
+        trained = train(net, cutting, one, {}, v.settings())
         net.arrays(trained.params, trained.buffers)  # as a visit does to send them
-
-
-def test_a_record_names_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda one: f"NVIDIA H100, number {one.index}")
-    assert device.gpu_name(torch.device("cuda", 1)) == "NVIDIA H100, number 1"
-    assert device.gpu_name(CPU) is None

@@ -146,18 +146,6 @@ def test_a_model_crosses_to_a_gpu_and_back_in_rows_of_one_type():
     assert found["classifier.weight"].any()  # a copy
 
 
-def test_where_a_model_is_loaded_depends_on_its_device():
-    one, sent = net(), []
-    one._upload = sent.append
-    model = numbered(one)
-    one.load(model)
-    assert sent == []
-    assert np.shares_memory(one.read()["classifier.weight"], one.flat.numpy())
-    one.device = SimpleNamespace(type="cuda")
-    one.load(model)
-    assert sent == [model]
-
-
 @pytest.mark.parametrize("act", [lambda one: one.load(dict.fromkeys(one.names, np.zeros(1))), lambda one: one.read()])
 def test_a_gradient_outside_its_row_is_noticed(act):
     one = net()

@@ -8,15 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedcross.client import visit as visiting
+from fedcross.client import request as visiting
+from fedcross.client.cache import RunCache
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.visit import examples
-from fedcross.client.workshop import Workshop
+from fedcross.client.request import examples
 from fedcross.conf.schema import load
 from fedcross.strategies.fedavg import FedAvg
-from fedcross.strategies.parts.objective import Objective
+from fedcross.strategies.objective import Objective
 from fedcross.tasks.scoring import accuracy
-from tests.support.emulated_gpu import emulated_gpu
 from tests.support.federation import SMALL, run
 
 
@@ -71,16 +70,16 @@ def test_round_reports_the_participants_mean(tmp_path: Path):
     # Measured where the global model is: in round 2, and in the last.
     assert ["local_accuracy" in line for line in lines] == [False, True, True]
     assert 0.3 < lines[2]["local_accuracy"] <= 1
-    assert session.method._report.metrics["local_accuracy"] == lines[2]["local_accuracy"]
+    assert session.driver.report.metrics["local_accuracy"] == lines[2]["local_accuracy"]
     plain = run(tmp_path / "plain", "train.epochs=3", "train.lr=0.1")
-    assert "local_accuracy" not in plain.method._report.metrics
+    assert "local_accuracy" not in plain.driver.report.metrics
     # Measuring changes nothing.
-    ours, theirs = session.method.global_model(), plain.method.global_model()
+    ours, theirs = session.driver.global_model(), plain.driver.global_model()
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_examples_are_drawn_anew_for_every_round():
-    shop = Workshop(load([*SMALL, "train.examples=5"]))
+    shop = RunCache(load([*SMALL, "train.examples=5"]))
     whole, labels = shop.data.client(1, shop.device)
     chosen = {}
     for number in (1, 2, 1):
@@ -90,12 +89,12 @@ def test_examples_are_drawn_anew_for_every_round():
         assert torch.equal(labels[rows], y)
         assert chosen.setdefault(number, rows) == rows  # the same round draws the same
     assert set(chosen[1]) != set(chosen[2])
-    everything = examples(Workshop(load([*SMALL, "train.examples=100000"])), 1, 1)[0]
+    everything = examples(RunCache(load([*SMALL, "train.examples=100000"])), 1, 1)[0]
     assert torch.equal(everything[:], whole)
 
 
 def test_examples_stay_prepared_while_there_is_room(monkeypatch):
-    shop = Workshop(load(SMALL))
+    shop = RunCache(load(SMALL))
     whole = [shop.data.client(i, shop.device) for i in range(3)]
     room = sum(part.nbytes for pair in whole[:2] for part in pair)
     monkeypatch.setattr(visiting, "KEPT_BYTES", room)
@@ -105,27 +104,8 @@ def test_examples_stay_prepared_while_there_is_room(monkeypatch):
     assert all(torch.equal(x[:], own_x) and torch.equal(y, own_y) for (x, y), (own_x, own_y) in zip(again, whole))
 
 
-def test_a_gpu_has_room_for_four_times_as_many_pictures(monkeypatch):
-    """Room for three clients' pictures as bytes, with labels of 8 bytes each: as float32 on a CPU not one fits."""
-    monkeypatch.delenv("FEDCROSS_DEVICE", raising=False)
-    config = load(SMALL)
-    plain = Workshop(config)
-    sizes = [len(plain.data.partition.train[i]) for i in range(3)]
-    monkeypatch.setattr(visiting, "KEPT_BYTES", sum(size * (64 + 8) for size in sizes))
-    monkeypatch.setattr(visiting, "KEPT_SHARE", 0)
-    here = [examples(plain, i, 1) for i in range(3)]
-    with emulated_gpu(monkeypatch):
-        shop = Workshop(config.model_copy(update={"device": "cuda"}))
-        there = [examples(shop, i, 1) for i in range(3)]
-        assert list(shop.prepared) == [0, 1, 2]
-        assert [inputs.nbytes for inputs, _ in there] == [64 * size for size in sizes]
-        assert all(torch.equal(a[:].cpu(), b[:]) for (a, _), (b, _) in zip(there, here))
-    assert plain.prepared == {}
-    assert [inputs.nbytes for inputs, _ in here] == [256 * size for size in sizes]
-
-
 def test_a_run_is_the_same_whether_examples_stay_prepared_or_not(tmp_path, monkeypatch):
-    kept = run(tmp_path / "kept", "rounds=2").method.global_model()
+    kept = run(tmp_path / "kept", "rounds=2").driver.global_model()
     monkeypatch.setattr(visiting, "KEPT_BYTES", 0)
-    anew = run(tmp_path / "anew", "rounds=2").method.global_model()
+    anew = run(tmp_path / "anew", "rounds=2").driver.global_model()
     assert all(np.array_equal(kept[name], anew[name]) for name in anew)

@@ -13,13 +13,11 @@ from torch import Tensor, nn
 
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.privacy import protect
 from fedcross.client.trainer import batches, train
-from fedcross.conf.schema import Privacy
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
-from fedcross.server.commands.export import export, network
-from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors
+from fedcross.server.export import export, network
+from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors
 from fedcross.tasks.models._split import Split
 from fedcross.tasks.models.weights import arrays_of, tied, trainable
 from tests.support import visits as v
@@ -173,16 +171,15 @@ def test_a_run_with_tied_weights(tmp_path: Path, method: str) -> None:
     """The wire carries the weight once; what leaves the run has it under both names."""
     folder = tmp_path / "run"
     ready = run(folder, "model=odd", "rounds=2", f"method={method.split()[0]}", *method.split()[1:])
-    assert "classifier.weight" not in ready.method.spec
-    for path in (folder / "model.safetensors", export(folder)):
-        saved = load_file(path)
-        assert torch.equal(saved["classifier.weight"], saved["features.3.weight"])
-        plain = Split(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 10)), nn.Linear(10, 10))
-        plain.load_state_dict(saved)  # both names are there, no more and no less
+    assert "classifier.weight" not in ready.driver.start.spec
+    saved = load_file(folder / "model.safetensors")
+    assert torch.equal(saved["classifier.weight"], saved["features.3.weight"])
+    plain = Split(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(), nn.Linear(10, 10)), nn.Linear(10, 10))
+    plain.load_state_dict(saved)  # both names are there, no more and no less
     resumed = run(
         folder, "model=odd", "rounds=3", f"method={method.split()[0]}", *method.split()[1:], f"resume={folder}"
     )
-    assert resumed.method.tied == {"classifier.weight": "features.3.weight"}
+    assert resumed.tied == {"classifier.weight": "features.3.weight"}
 
 
 @pytest.mark.usefixtures("_plugin")
@@ -191,6 +188,8 @@ def test_the_network_of_a_run_with_tied_weights(tmp_path: Path) -> None:
     overrides = tmp_path / "run" / ".hydra" / "overrides.yaml"
     overrides.parent.mkdir(exist_ok=True)
     overrides.write_text("- task=digits\n- model=odd\n- method=fedavg\n")
+    saved = load_file(export(tmp_path / "run"))
+    assert torch.equal(saved["classifier.weight"], saved["features.3.weight"])
     made = network(tmp_path / "run")
     assert made.classifier.weight is made.features[3].weight  # type: ignore[union-attr, index]
 
@@ -202,25 +201,17 @@ def test_a_run_leaves_frozen_weights_as_they_were(tmp_path: Path, method: str) -
     ready = session(
         tmp_path, "model=odd", "model.kind=frozen", f"method={method}", "train.weight_decay=0.1", "train.lr=0.1"
     )
-    before = {name: array.copy() for name, array in ready.method.global_model().items()}
+    before = {name: array.copy() for name, array in ready.driver.global_model().items()}
     ready.execute()
-    after = ready.method.global_model()
+    after = ready.driver.global_model()
     for name in before:
         if name.startswith("features.1."):
             np.testing.assert_allclose(after[name], before[name], rtol=1e-6, atol=0)
         else:
             assert not np.array_equal(after[name], before[name])
-    assert set(ready.method.parameter_names) == {
+    assert set(ready.driver.start.parameters) == {
         "features.3.weight", "features.3.bias", "classifier.weight", "classifier.bias"
     }  # fmt: skip
-
-
-def test_privacy_neither_clips_nor_noises_what_is_frozen() -> None:
-    received = {"still": np.ones(3, np.float32), "w": np.zeros(2, np.float32)}
-    trained = {"still": np.ones(3, np.float32), "w": np.array([3.0, 4.0], np.float32)}
-    made = protect(Privacy(clip=1.0, noise=1e-6), received, trained, np.random.default_rng(0), {"still"})
-    assert (made["still"] == 1).all()
-    np.testing.assert_allclose(made["w"], [0.6, 0.8], atol=1e-4)
 
 
 @pytest.mark.usefixtures("_plugin")

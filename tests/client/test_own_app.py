@@ -5,14 +5,14 @@ from flwr.clientapp import ClientApp
 from fedcross import tell_partition
 from fedcross.core.errors import ConfigError
 from fedcross.engines.grid import LocalGrid
+from fedcross.strategies.round.ledger import Ledger
 from fedcross.strategies.round.nodes import Nodes
 from tests.examples.test_own_app import Nameless
 
 
 def test_an_app_of_ones_own_tells_its_partitions():
-    nodes = Nodes()
+    nodes = Nodes(Ledger())
     assert nodes.refresh(Nameless(LocalGrid(tell_partition(ClientApp()), 3, {}))) == [0, 1, 2]
-    assert nodes._told == set()
 
 
 def test_a_node_without_a_partition_is_told():

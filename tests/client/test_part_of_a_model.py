@@ -11,19 +11,18 @@ import pytest
 from flwr.common.serde import message_to_proto
 from safetensors.numpy import load_file
 
-from fedcross.client import workshop
+from fedcross.client import cache
 from fedcross.client.app import app, together
 from fedcross.conf.compose import join
-from fedcross.core.errors import ConfigError
+from fedcross.core.errors import ConfigError, FederationError
 from fedcross.engines.batched import BatchedGrid
 from fedcross.engines.batched import Params as BatchedParams
 from fedcross.engines.grid import LocalGrid
 from fedcross.server.checkpoint import Checkpoints
-from fedcross.server.commands.export import export
-from fedcross.server.identity import describe, fingerprint
+from fedcross.server.observers import Observer
 from fedcross.server.session import Session
 from fedcross.tasks.models.part import base_tensors
-from tests.support.federation import Quiet, run, same, session, settle
+from tests.support.federation import run, same, session, settle
 
 NET = """
 from torch import nn
@@ -88,11 +87,11 @@ class Counting(LocalGrid):
 @pytest.mark.parametrize("method", ["fedavg", "fedcross method.k=4"])
 def test_a_round_sends_the_adapters_and_hardly_more(tmp_path: Path, method: str) -> None:
     config, settled = settle(tmp_path, *LORA, *f"method={method}".split(), "rounds=1")
-    workshop._open.clear()
+    cache._open.clear()
     grid = Counting(app, 6, {"overrides": join(settled)})
-    ready = Session(config, grid, Quiet())
+    ready = Session(config, grid, Observer())
     ready.execute()
-    adapters = sum(a.nbytes for a in ready.method.global_model().values())
+    adapters = sum(a.nbytes for a in ready.driver.global_model().values())
     base = sum(t.nbytes for t in base_tensors(ready.evaluator.model))
     assert base > 4 * adapters
     sent = [size for size in grid.down if size > 1000]  # the others ask who is there
@@ -111,14 +110,14 @@ def test_everything_stored_is_the_part_and_resume_continues_it(tmp_path: Path, m
     whole = run(tmp_path / "whole", *settings, "rounds=2", "defence.enabled=true")
     run(tmp_path / "cut", *settings, "rounds=1", "defence.enabled=true")
     resumed = run(tmp_path / "cut", *settings, "rounds=2", "defence.enabled=true", f"resume={tmp_path / 'cut'}")
-    assert same(resumed.method.global_model(), whole.method.global_model())
+    assert same(resumed.driver.global_model(), whole.driver.global_model())
     names = set(load_file(tmp_path / "whole" / "model.safetensors"))
-    assert names == set(load_file(export(tmp_path / "whole"))) == set(whole.method.spec)
+    assert names == set(whole.driver.start.spec)
     assert all("lora_" in name or "classifier" in name or "head" in name for name in names)
     _, state, identity = Checkpoints(tmp_path / "whole").latest()
     assert identity["base"] == whole.base
     if "pool.rows" in state.arrays:
-        assert state.arrays["pool.rows"].shape[1] == sum(np.prod(s) for s, _ in whole.method.spec.values())
+        assert state.arrays["pool.rows"].shape[1] == sum(np.prod(s) for s, _ in whole.driver.start.spec.values())
 
 
 @pytest.mark.slow
@@ -126,10 +125,10 @@ def test_the_batched_engine_agrees(tmp_path: Path) -> None:
     settings = [*LORA, "method=fedcross", "method.k=4", "rounds=2"]
     alone = run(tmp_path / "local", *settings)
     config, settled = settle(tmp_path / "batched", *settings)
-    workshop._open.clear()
-    many = Session(config, BatchedGrid(app, 6, {"overrides": join(settled)}, together, BatchedParams()), Quiet())
+    cache._open.clear()
+    many = Session(config, BatchedGrid(app, 6, {"overrides": join(settled)}, together, BatchedParams()), Observer())
     many.execute()
-    found, expected = many.method.global_model(), alone.method.global_model()
+    found, expected = many.driver.global_model(), alone.driver.global_model()
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-3, atol=1e-5)
 
@@ -137,22 +136,23 @@ def test_the_batched_engine_agrees(tmp_path: Path) -> None:
 def test_all_of_a_model_is_what_no_pattern_gives(tmp_path: Path) -> None:
     plain = run(tmp_path / "a", "method=fedcross", "method.k=4", "rounds=1")
     whole = run(tmp_path / "b", "method=fedcross", "method.k=4", "rounds=1", "train.only='*'")
-    assert same(plain.method.global_model(), whole.method.global_model())
+    assert same(plain.driver.global_model(), whole.driver.global_model())
     assert plain.base == whole.base == ""
 
 
 def test_statistics_travel_where_they_match(tmp_path: Path) -> None:
     ready = run(tmp_path, LORA[0], "train.only=['features.2.*','classifier.*']", "method=fedavg", "rounds=1")
-    assert "features.2.running_mean" in ready.method.spec
-    assert (ready.method.global_model()["features.2.running_mean"] != 0).any()
+    assert "features.2.running_mean" in ready.driver.start.spec
+    assert (ready.driver.global_model()["features.2.running_mean"] != 0).any()
 
 
 def test_another_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr("fedcross.engines.grid.log", lambda level, text, *values: told.append(text % values))
     ready = session(tmp_path, *LORA, "method=fedavg")
-    ready.method.base = "0" * 64
-    assert ready.method.run_round(1, ready.grid).dropped == 3
+    ready.driver.sender._base = "0" * 64
+    with pytest.raises(FederationError, match="All 3 clients of round 1 failed alike: ProtocolError: The base"):
+        ready.driver.run_round(1, ready.grid)
     assert f"SHA-256 is {ready.base[:16]}... here and {'0' * 16}... at the server" in told[0]
 
 
@@ -169,10 +169,3 @@ def test_a_changed_base_cannot_be_resumed(tmp_path: Path) -> None:
 def test_a_file_of_the_base_needs_a_part(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"without train\.only there is no base"):
         session(tmp_path, "method=fedavg", "train.base=base.safetensors")
-
-
-def test_runs_of_older_versions_are_still_found(tmp_path: Path) -> None:
-    plain, _ = settle(tmp_path, "method=fedavg")
-    assert "only" not in describe(plain)["train"]
-    part, _ = settle(tmp_path, "method=fedavg", "train.only='*'")
-    assert fingerprint(plain) != fingerprint(part)

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedcross.client import state
+from fedcross.client.request import state_root
 from fedcross.client.state import LEFT_S, StateStore
-from fedcross.client.visit import state_root
 from fedcross.core.errors import ProtocolError, StorageError
 from tests.support.disk import largest_file
 from tests.support.federation import run
@@ -78,24 +77,6 @@ def test_what_a_killed_process_left_is_deleted_later_and_what_is_being_written_s
     store.save(4, {"c": np.zeros(3)}, keep=4)
     assert sorted(path.name for path in store.folder.iterdir()) == [".3.npz.abc.part", "4.npz"]
     assert len(list(other.folder.iterdir())) == 2
-
-
-def test_the_name_of_a_state_is_on_disk_too(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr(state, "sync_folder", lambda folder: synced.append((folder, (folder / "1.npz").exists())))
-    store = StateStore(tmp_path, "run", 0)
-    store.save(1, {"c": np.zeros(3)}, keep=0)
-    assert synced == [(store.folder, True)]
-
-
-@pytest.mark.slow
-def test_methods_without_client_state_look_for_none(tmp_path, monkeypatch):
-    told = []
-    monkeypatch.setattr("fedcross.client.state.log", lambda level, *text: told.append(text))
-    run(tmp_path / "a", "rounds=3", "clients_per_round=6", "method=fedcross")
-    assert told == []
-    run(tmp_path / "b", "rounds=3", "clients_per_round=6", "method=scaffold", app=forgetting_disk())
-    assert told
 
 
 def forgetting_disk():

@@ -2,12 +2,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedcross.client.cache import one_thread
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.trainer import batches, later, step, train
-from fedcross.client.workshop import one_thread
+from fedcross.client.optimizer import Moments, step
+from fedcross.client.trainer import batches, later, train
 from fedcross.conf.schema import Train
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Objective, Visit
+from fedcross.strategies.objective import Objective, Visit
 from fedcross.tasks.inputs import Inputs
 
 
@@ -128,13 +129,14 @@ def test_a_step_of_many_models_is_the_step_of_each():
     # Model 1: g = (0, .5) + (0, .1), short; decay adds .1 (1, 1): (.1, .7); m = .9 (1, 0) + g = (1, .7); w -= .1 m.
     settings = Train(lr=0.5, momentum=0.9, weight_decay=0.1, clip=1.0, epochs=1, batch=1)
     flat, momentum = torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [1.0, 0.0]])
+    none = torch.zeros(2, 0)
     gradient, term = torch.tensor([[3.0, 4.0], [0.0, 0.5]]), torch.tensor([[0.0, 0.0], [0.0, 0.1]])
     alone = [(flat[i].clone(), gradient[i].clone(), momentum[i].clone()) for i in (0, 1)]
-    step(flat, gradient, momentum, torch.tensor([[0.5], [0.1]]), settings, term)
+    step(flat, gradient, Moments(momentum, none), torch.tensor([[0.5], [0.1]]), settings, 0, term)
     np.testing.assert_allclose(flat, [[-0.3, -0.4], [0.9, 0.93]], atol=1e-6)
     np.testing.assert_allclose(momentum, [[0.6, 0.8], [1.0, 0.7]], atol=1e-6)
     for i, (own, slope, kept) in enumerate(alone):
-        step(own, slope, kept, (0.5, 0.1)[i], settings, term[i])
+        step(own, slope, Moments(kept, none[i]), (0.5, 0.1)[i], settings, 0, term[i])
         torch.testing.assert_close(own, flat[i])
         torch.testing.assert_close(kept, momentum[i])
 

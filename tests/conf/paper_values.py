@@ -2,8 +2,7 @@
 """The three papers' values, typed in by hand: what each experiment of ours has to have, and why where it has not.
 
 ``VALUES``: experiment, setting, value, paper and place. Lists are what a sweep goes through, in any order. A place names
-the paper with its pages in the proceedings, and the section, figure or table; the page of a single value is unknown, for
-the papers themselves were not at hand when the table was typed. ``REASONS``: why a setting differs from the paper. No
+the paper with its pages in the proceedings, and the section, figure or table. ``REASONS``: why a setting differs from the paper. No
 difference is allowed without one, and no reason without a difference. ``OURS``: what no paper gives, so that it cannot
 change unseen.
 """
@@ -57,7 +56,7 @@ RIVALS = ["fedavg", "fedprox", "scaffold", "fedgen", "clusamp", "fedcross"]
 DETAILS = Place(CT, "Implementation details")
 FEDCT = (
     "fedct/table1", "fedct/table3_ablation", "fedct/table4_broadcast", "fedct/table5_heterogeneity",
-    "fedct/table6_rounds", "fedct/fig5_exchanges", "fedct/fig6_scale", "fedct/analyses", "fedct/sensitivity",
+    "fedct/table6_rounds", "fedct/fig4_fusion", "fedct/fig5_exchanges", "fedct/fig6_scale", "fedct/analyses", "fedct/fig7_weights",
 )  # fmt: skip
 BOTH = ["cifar10_fedct", "cifar100_fedct"]
 
@@ -90,7 +89,7 @@ VALUES: list[Value] = [
           model__name="lenet5", method__selection=["in_order", "highest_similarity", "lowest_similarity"],
           method__alpha=[0.5, 0.8, 0.9, 0.95, 0.99, 0.999]),
     *_all(("fedcross/fig6_clients",), Place(CROSS, "Fig. 6"), partition__beta=0.1, clients_per_round=[5, 10, 20, 50, 100]),
-    *_all(("fedcross/fig7_scale",), Place(CROSS, "Fig. 7"), partition__beta=0.5, partition__clients=[50, 100, 200, 500]),
+    *_all(("fedcross/fig7_scale",), Place(CROSS, "Fig. 7"), partition__beta=0.5, partition__clients=[50, 100, 200, 500, 1000]),
     *_all(("fedcross/fig7_scale partition.clients=50",), Place(CROSS, "Fig. 7"), clients_per_round=5),
     *_all(("fedcross/fig7_scale partition.clients=500",), Place(CROSS, "Fig. 7"), clients_per_round=50),
     *_all(("fedcross/fig7_scale partition.clients=1000",), Place(CROSS, "Fig. 7, a tenth"), clients_per_round=100),
@@ -107,7 +106,7 @@ VALUES: list[Value] = [
     *_all(FEDCT, DETAILS, train__lr=0.01, train__weight_decay=1e-5, train__epochs=10, train__batch=64,
           model__name="resnet18"),
     *_all(tuple(e for e in FEDCT if e != "fedct/fig6_scale"), DETAILS, partition__clients=10, clients_per_round=10),
-    *_all(("fedct/table1", "fedct/table3_ablation", "fedct/table5_heterogeneity", "fedct/analyses", "fedct/sensitivity",
+    *_all(("fedct/table1", "fedct/table3_ablation", "fedct/table5_heterogeneity", "fedct/analyses", "fedct/fig7_weights", "fedct/fig4_fusion",
            "fedct/table4_broadcast", "fedct/table6_rounds"), DETAILS, rounds=100),
     *_all(("fedct/table1",), Place(CT, "Table I"), partition__beta=[0.1, 0.5],
           task=[*BOTH, "tinyimagenet", "vireofood172"],
@@ -124,8 +123,11 @@ VALUES: list[Value] = [
     *_all(("fedct/fig5_exchanges",), Place(CT, "Fig. 5 and its text"), method__exchanges=[1, 2, 4, 8], rounds=200,
           partition__beta=0.5, task=BOTH),
     *_all(("fedct/fig6_scale",), Place(CT, "Fig. 6 and its text"), partition__clients=100, clients_per_round=[30, 50],
-          rounds=200, task=BOTH),
-    *_all(("fedct/sensitivity",), DETAILS, method__kappa=[0.5, 1.0, 2.0, 5.0]),
+          rounds=200, task=BOTH, partition__beta=0.5),
+    *_all(("fedct/fig4_fusion",), Place(CT, "Fig. 4"), method__fusion=[0, 0.1, 0.3, 0.5, 0.7, 0.9, 1], task=BOTH,
+          partition__beta=0.5),
+    *_all(("fedct/fig7_weights",), Place(CT, "Fig. 7"), method__kappa=[0.5, 1.0, 2.0, 5.0], method__eta=[0.05, 0.1],
+          method__temperature=[0.05, 0.5], partition__beta=0.5, task="cifar10_fedct"),
     *_all(("method=fedct",), DETAILS, method__fusion=0.5, method__exchanges=1),
     *_all(("method=moon task=cifar10_fedct", "method=fedct_moon task=cifar10_fedct"), Place(MOON, "Experiments"), method__mu=5.0,
           method__tau=0.5),
@@ -149,8 +151,10 @@ ACCELERATED = ["fedcross_propellers", "fedcross_dynamic_alpha", "fedcross_pm_da"
 OURS: list[Value] = [
     *_all(("fedct/analyses",), DECIDED, method=["fedavg", *EXCHANGING], partition__beta=0.5, seed=1.0),
     *_all(("fedct/fig5_exchanges",), DECIDED, method=EXCHANGING, seed=[1, 2, 3]),
-    *_all(("fedct/fig6_scale",), DECIDED, method=["fedavg", *EXCHANGING], partition__beta=[0.1, 0.5], seed=[1, 2, 3]),
-    *_all(("fedct/sensitivity",), DECIDED, method="fedct"),
+    *_all(("fedct/fig6_scale",), DECIDED, method=["fedavg", *EXCHANGING], seed=[1, 2, 3]),
+    *_all(("fedct/fig4_fusion", "fedct/fig7_weights"), DECIDED, method="fedct", seed=[1, 2, 3]),
+    *_all(("fedcross/as_published",), INFERRED, method__similarity="chunked", method__part="state",
+          method__global_model="uploads", partition__sampler="authors"),
     *_all(("fedcross/fig4_landscape",), DECIDED, method=["fedavg", "fedcross"], partition=["dirichlet", "iid"],
           partition__beta=[0.1, 0.5, 1.0], model__name="resnet20_lab"),
     *_all(("fedcross/fig9_acceleration",), DECIDED, method=["fedavg", "fedcross", *ACCELERATED], seed=[1, 2, 3]),

@@ -6,7 +6,7 @@ from itertools import groupby
 import pytest
 
 from fedcross.conf.compose import CONF
-from fedcross.server.check import checked_plan
+from fedcross.server.command_line import checked_plan
 
 ROOT = CONF / "experiment"
 NAMES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglob("[!_]*.yaml"))

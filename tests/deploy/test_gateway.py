@@ -1,334 +1,288 @@
-"""Tests of the gateway's files: what they promise, and their copies for a machine without containers.
+"""A real HAProxy with the gateway's configuration, before something that stands for the SuperLink."""
 
-tests/e2e/test_compose.py and tests/faults/attack_compose.py try the promises.
-"""
+from __future__ import annotations
 
+import base64
+import contextlib
+import http.client
+import os
 import re
+import select
+import shutil
 import socket
+import ssl
 import subprocess
-import tempfile
-from importlib.resources import files
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+import flwr
 import pytest
-from flwr.common.constant import TIMESTAMP_HEADER
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-from fedcross.core.causes import cause_of
-from fedcross.core.errors import StorageError
-from fedcross.deploy import gateway
-from fedcross.deploy.federation import prepare
-from fedcross.engines.executor import entry
+from fedcross.core.registration import fingerprint
+from fedcross.deploy import keys, start
+from fedcross.engines.flower import free_ports
 
-ROOT = Path(__file__).parents[2]
+HAPROXY = shutil.which("haproxy", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"]))
+needs_haproxy = pytest.mark.skipif(HAPROXY is None, reason="no haproxy on this machine")
+PULL, PUSH, OBJECT = (f"/v1/fleet/{name}" for name in ("pull-messages", "push-messages", "push-object"))
+CONFIG = (Path(start.__file__).parent / "gateway.cfg").read_text()
 
 
-@pytest.fixture
-def keys(tmp_path):
-    prepare(tmp_path / "keys", [])
-    return tmp_path / "keys" / "server"
+class Behind(ThreadingHTTPServer):
+    """Answers 200 to everything once nothing holds it up; remembers paths and sizes of bodies."""
+
+    daemon_threads, request_queue_size = True, 128
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / "server.crt", folder / "server.key")
+        self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.go, self.seen = threading.Event(), list[tuple[str, int]]()
+        self.go.set()
 
 
-@pytest.fixture
-def haproxy(monkeypatch):
-    monkeypatch.setattr(gateway, "_haproxy", lambda: "/usr/sbin/haproxy")
+class Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        body, behind = self.rfile.read(int(self.headers["content-length"])), self.server
+        behind.seen.append((self.path, len(body)))  # type: ignore[attr-defined]
+        behind.go.wait(60)  # type: ignore[attr-defined]
+        self._answer()
+
+    def _answer(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
 
 
-def test_its_files_name_places_of_this_machine_only(keys, tmp_path, haproxy):
-    work = tmp_path / "gateway"
-    command = gateway.prepare(keys, work, "127.0.0.1:8000", "192.0.2.7:8443")
-    config = (work / "gateway.cfg").read_text()
-    assert "\n    noreuseport\n" in config  # else a second gateway would take a share of the connections
-    assert command[0] == "/usr/sbin/haproxy"
-    assert command[-1] == str(work / "gateway.cfg")
-    assert "bind 192.0.2.7:8443 ssl crt " + str(work / "server.pem") in config
-    assert config.count("server superlink 127.0.0.1:8000 ") == 3
-    assert config.count(f"ca-file {keys / 'ca.crt'} verifyhost superlink sni str(superlink)") == 3
-    # Nothing of the container is left: not its folders, not the resolver, which would ask a DNS server for an address.
-    assert not [
-        place for place in ("/etc/fedcross", "/tmp/gateway.sock", "resolvers docker init-addr") if place in config
-    ]
-    assert f'SOCKET = "{work / "gateway.sock"}"' in (work / "deadline.lua").read_text()
+@dataclass
+class Gate:
+    """The gateway, what is behind it, and ways to call it."""
+
+    behind: Behind
+    port: int
+    page_port: int
+    context: ssl.SSLContext
+    authority: Path
+    log: list[str] = field(default_factory=list)
+
+    def raw(self, address: str, *, bare: bool = False) -> socket.socket:
+        link = socket.create_connection(("127.0.0.1", self.port), 30, (address, 0))
+        return link if bare else self.context.wrap_socket(link)
+
+    def ask(
+        self,
+        path: str = PULL,
+        body: bytes = b"x",
+        address: str = "127.0.0.1",
+        key: bytes | None = b"device",
+        method: str = "POST",
+        **headers: Any,
+    ) -> int:
+        """Return the status of one call; 0 if the connection was refused."""
+        own = {name.replace("_", "-"): value for name, value in headers.items()}
+        signed = {"flwr-public-key": base64.b64encode(key).decode()} if key else {}
+        told = {"content-type": "application/protobuf", **signed, **own}
+        link = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.context, source_address=(address, 0))
+        with closing(link):
+            try:
+                link.request(method, path, body, {name: value for name, value in told.items() if value})
+                return link.getresponse().status
+            except OSError:
+                return 0
+
+    def at_once(self, count: int, address: str, key: bytes) -> tuple[list[threading.Thread], Counter[int]]:
+        found: Counter[int] = Counter()
+        threads = [
+            threading.Thread(target=lambda: found.update([self.ask(address=address, key=key)])) for _ in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        return threads, found
 
 
-def test_it_brings_its_token_to_the_superlink_whatever_a_device_has_sent(keys, tmp_path, haproxy):
-    gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
-    lines = (tmp_path / "gateway" / "gateway.cfg").read_text().splitlines()
-    token = (keys / "gateway.token").read_text()
-    [said] = [line.strip() for line in lines if entry.GATEWAY in line]
-    assert said == f'http-request set-header {entry.GATEWAY} "{token}"'  # set: all others of this name are deleted
-    assert re.fullmatch(r"[A-Za-z0-9_-]{32,}", token)  # nothing that HAProxy would expand
-    (keys / "gateway.token").chmod(0o644)
-    with pytest.raises(StorageError, match=r"gateway\.token: mode 644"):
-        gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    folder = tmp_path_factory.mktemp("gateway")
+    keys.init(folder)
+    behind = Behind(folder / "server")
+    threading.Thread(target=behind.serve_forever, daemon=True).start()
+    port, page_port, page = free_ports(3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", dict(os.environ))
+        superlink = f"127.0.0.1:{behind.server_port}"
+        listen = f"127.0.0.1:{port}", f"127.0.0.1:{page_port}"
+        command = start.gateway(folder / "server", superlink, listen[0], f"127.0.0.1:{page}", listen[1])
+        variables = dict(os.environ)
+    context = ssl.create_default_context(cafile=str(folder / "server" / "ca.crt"))
+    context.check_hostname = False
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        found = Gate(behind, port, page_port, context, folder / "server" / "ca.crt")
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, b"")
+        threading.Thread(target=lambda: found.log.extend(line.decode() for line in lines), daemon=True).start()
+        try:
+            wait_until(lambda: found.ask(address="127.0.0.99") == 200)
+            yield found
+        finally:
+            behind.go.set()
+            process.terminate()
+            process.wait(20)
+            behind.shutdown()
+            behind.server_close()
 
 
-def test_the_container_starts_with_its_token_or_not_at_all(keys):
-    start = ["sh", str(ROOT / "deploy" / "gateway.sh"), str(keys), "sh", "-c", "echo $FEDCROSS_GATEWAY"]
-    assert subprocess.run(start, capture_output=True, text=True).stdout.strip() == (keys / "gateway.token").read_text()
-    (keys / "gateway.token").unlink()
-    refused = subprocess.run(start, capture_output=True, text=True)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "fedcross deploy federation" in refused.stderr
+def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
-@pytest.mark.parametrize("name", ["gateway.token", "server.key"])
-def test_a_folder_that_docker_has_made_for_a_file_starts_no_gateway(keys, name):
-    """With one for the token it started with none."""
-    (keys / name).unlink()
-    (keys / name).mkdir(mode=0o700)
-    start = ["sh", str(ROOT / "deploy" / "gateway.sh"), str(keys), "echo", "started"]
-    refused = subprocess.run(start, capture_output=True, text=True)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert f"Remove it: rmdir {keys / name}." in refused.stderr
+def test_the_paths_are_those_of_flowers_supernode() -> None:
+    """Every Fleet call of Flower's client is let through, but registration: only an operator may register a key."""
+    source = (Path(flwr.__file__).parent / "supernode" / "fleet_http_client.py").read_text()
+    called = set(re.findall(r'path="(/v1/fleet/[a-z-]+)"', source))
+    allowed = {path for line in re.findall(r"acl fleet path (.*)", CONFIG) for path in line.split()}
+    assert called - allowed == {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
+    assert allowed < called
+    assert len(CONFIG.splitlines()) <= 120
 
 
-@pytest.mark.parametrize("sign", ['"', " ", "%", "$", "#", "'", "\\", "\n", "{", "é"])
-def test_a_token_that_haproxy_reads_otherwise_starts_no_gateway(keys, tmp_path, haproxy, sign):
-    """``%[env(HOME)]`` in it would be the gateway's home, and a quote would end the header."""
-    (keys / "gateway.token").write_text(f"{'t' * 20}{sign}{'t' * 20}")
-    with pytest.raises(StorageError, match=r"gateway\.token: (no token|this token cannot be read)"):
-        gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
-    start = ["sh", str(ROOT / "deploy" / "gateway.sh"), str(keys), "echo", "started"]
-    refused = subprocess.run(start, capture_output=True, text=True)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "fedcross deploy federation" in refused.stderr
-    (keys / "gateway.token").write_text("AZaz09._~+/=-" * 3 + "\n")
-    assert subprocess.run(start, capture_output=True, text=True).stdout == "started\n"
-    gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
-
-
-def test_what_it_keeps_is_private(keys, tmp_path, haproxy):
-    work = tmp_path / "gateway"
-    gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:8443")
-    assert work.stat().st_mode & 0o777 == 0o700
-    pair = work / "server.pem"
-    assert pair.stat().st_mode & 0o777 == 0o600
-    assert pair.read_bytes() == (keys / "server.crt").read_bytes() + (keys / "server.key").read_bytes()
-
-
-def test_a_second_gateway_leaves_the_first_ones_files_alone(keys, haproxy):
-    with tempfile.TemporaryDirectory(prefix="fedcross-") as folder, socket.socket(socket.AF_UNIX) as first:
-        work = Path(folder) / "g"  # a Unix socket's path is short
-        gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:8443")
-        before = (work / "gateway.cfg").read_bytes()
-        first.bind(str(work / "gateway.sock"))
-        gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:8443")  # one that was killed left it there
-        first.listen()
-        with pytest.raises(StorageError, match=r"a gateway runs with it \(fuser .*gateway.sock says which"):
-            gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:9443")
-        assert (work / "gateway.cfg").read_bytes() == before
-
-
-def test_a_renewed_certificate_is_taken_up_at_the_next_start(keys, tmp_path, haproxy):
-    for _ in range(2):
-        gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
-        (keys / "server.crt").write_bytes((keys / "server.crt").read_bytes() + b"\n")
-    assert not (tmp_path / "gateway" / "server.pem").read_bytes().startswith((keys / "server.crt").read_bytes())
-    gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
-    assert (tmp_path / "gateway" / "server.pem").read_bytes().startswith((keys / "server.crt").read_bytes())
-
-
+@needs_haproxy
 @pytest.mark.parametrize(
-    ("place", "mode"), [("server.key", 0o644), ("server.key", 0o640), ("gateway.token", 0o644), (".", 0o755)]
+    ("status", "call"),
+    [
+        (403, {"path": "/v1/control/list-runs"}),
+        (403, {"path": "/v1/runtime/acquire-task"}),
+        (403, {"path": "/v1/fleet/register-node"}),
+        (403, {"path": "/health"}),
+        (403, {"path": "/v1/fleet/../control/list-runs"}),
+        (405, {"method": "GET", "body": b""}),
+        (400, {"upgrade": "websocket"}),
+        (400, {"path": f"{PULL}?x"}),
+        (431, {"x_more": "A" * 5000}),
+        (415, {"content_type": "application/json"}),
+        (401, {"key": None}),
+        (413, {"body": b"x" * 16_385}),
+        (413, {"path": PUSH, "body": b"", "content_length": "1048577"}),
+        (413, {"path": OBJECT, "body": b"", "content_length": "629145600"}),
+        (200, {"path": OBJECT, "body": b"x" * 5_300_000}),
+        (200, {"path": PUSH, "body": b"x" * 1_000_000}),
+    ],
 )
-def test_the_container_does_not_start_with_a_key_that_others_can_read(keys, place, mode):
-    """HAProxy itself takes any; the image has no fedcross to look at it."""
-    start = ["sh", str(ROOT / "deploy" / "gateway.sh"), str(keys), "echo", "started"]
-    assert subprocess.run(start, capture_output=True, text=True).stdout == "started\n"
-    (keys / place).chmod(mode)
-    refused = subprocess.run(start, capture_output=True, text=True)
-    (keys / place).chmod(0o700)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert cause_of(refused.stderr).name == "open_key"
-    command = next(line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith('CMD ["sh"'))
-    assert '"/etc/fedcross/gateway.sh", "/keys/server", "haproxy"' in command
+def test_a_call_is_let_through_only_as_a_supernode_makes_it(gate: Gate, status: int, call: dict[str, Any]) -> None:
+    before = len(gate.behind.seen)
+    assert gate.ask(address="127.0.0.2", **call) == status
+    assert len(gate.behind.seen) - before == (status == 200)
+    if status == 200:
+        assert gate.behind.seen[-1] == (call["path"], len(call["body"]))
 
 
-@pytest.mark.parametrize("odd", [" ", "\t", "\n", "#", "$", "'", '"', "\\", "\x7f"])
-def test_paths_with_spaces_and_signs_are_refused_before_haproxy_misreads_them(keys, tmp_path, haproxy, odd):
-    with pytest.raises(StorageError, match="no spaces") as caught:
-        gateway.prepare(keys, tmp_path / f"my{odd}gateway", "127.0.0.1:8000", "0.0.0.0:8443")
-    assert f"(found: {odd!r})" in str(caught.value)
-    moved = keys.rename(keys.with_name(f"{odd}keys"))
-    with pytest.raises(StorageError, match=r"ca\.crt: HAProxy's configuration"):
-        gateway.prepare(moved, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
+@needs_haproxy
+def test_a_key_has_six_calls_at_once_and_others_pass(gate: Gate) -> None:
+    gate.behind.go.clear()
+    threads, found = gate.at_once(10, "127.0.0.3", b"busy")
+    wait_until(lambda: found[503] == 4)
+    others, passed = gate.at_once(3, "127.0.0.3", b"other")
+    before = len(gate.behind.seen)
+    wait_until(lambda: len(gate.behind.seen) >= before)
+    gate.behind.go.set()
+    for thread in [*threads, *others]:
+        thread.join(60)
+    assert (found, passed) == ({200: 6, 503: 4}, {200: 3})
 
 
-def test_without_haproxy_the_message_names_the_package(keys, tmp_path, monkeypatch):
-    monkeypatch.setattr(gateway.shutil, "which", lambda *_, **__: None)
-    with pytest.raises(StorageError, match="Debian's package haproxy"):
-        gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
+@needs_haproxy
+def test_a_key_that_floods_is_refused_and_others_pass(gate: Gate) -> None:
+    """A key can be written in several ways; decoded it is one."""
+    assert base64.b64decode("AAAB/+==") == base64.b64decode("AAAB//==")
+    found = Counter(gate.ask(address="127.0.0.4", flwr_public_key=("AAAB/+==", "AAAB//==")[i % 2]) for i in range(150))
+    assert 100 <= found[200] <= 130
+    assert found[503] == 150 - found[200]
+    assert gate.ask(address="127.0.0.4", key=b"quiet") == 200
 
 
-def test_what_is_replaced_is_in_the_file(tmp_path):
-    with pytest.raises(StorageError, match="does not name elsewhere"):
-        gateway._changed(gateway.CONFIG, {"elsewhere": "here"})
+@needs_haproxy
+def test_the_log_names_a_key_as_status_does_and_counts_its_addresses(gate: Gate) -> None:
+    for address in ("127.0.0.11", "127.0.0.12", "127.0.0.11"):
+        assert gate.ask(address=address, key=b"stolen") == 200
+    own = f"key={fingerprint(b'stolen')} "
+    wait_until(lambda: sum(own in line for line in gate.log) == 3)
+    assert [line.split("from=")[1][0] for line in gate.log if own in line] == ["1", "2", "2"]
 
 
-def section(name):
-    """Return the lines of a section of the gateway's configuration, without comments, in their order."""
-    text = (files("fedcross.deploy") / gateway.CONFIG).read_text()
-    parts = re.split(r"^(?=\S)", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
-    (part,) = [part for part in parts if part.split("\n", 1)[0] == name]
-    return [line.strip() for line in part.split("\n")[1:] if line.strip()]
+@needs_haproxy
+def test_an_address_that_guesses_is_refused_and_others_pass(gate: Gate) -> None:
+    found = Counter(gate.ask("/v1/control/list-runs", address="127.0.0.5") for _ in range(90))
+    assert found[403] <= 62
+    assert found[503] + found[0] >= 28
+    assert gate.ask(address="127.0.0.5") in (0, 503)
+    assert gate.ask(address="127.0.0.6") == 200
 
 
-def number(pattern, text):
-    (found,) = re.findall(pattern, text, re.MULTILINE)
-    return int(found)
+@needs_haproxy
+def test_idle_connections_are_few_and_end_and_others_pass(gate: Gate) -> None:
+    with contextlib.ExitStack() as stack:
+        links = []
+        for _ in range(200):
+            with contextlib.suppress(ConnectionError):
+                links.append(stack.enter_context(closing(gate.raw("127.0.0.7", bare=True))))
+        assert gate.ask(address="127.0.0.8") == 200
+        wait_until(lambda: len(select.select(links, [], [], 0)[0]) >= len(links) - 50)  # closed at once
+        started = time.monotonic()
+        wait_until(
+            lambda: len(select.select(links, [], [], 0)[0]) == len(links)
+        )  # the others after the deadline of a head
+        assert time.monotonic() - started < 40
 
 
-def test_every_body_has_a_deadline_and_a_small_one_takes_no_slot_before_it_is_there():
-    lines = section("frontend fleet")
-    waits = ["http-request wait-for-body time 10s if small"]
-    waits.append("http-request wait-for-body time 10s at-least 16384 if !small")
-    assert [line for line in lines if "wait-for-body" in line] == waits
-    assert "acl small req.hdr_val(content-length) le 16384" in lines
-    assert lines.index(waits[1]) < min(i for i, line in enumerate(lines) if "backend" in line)
-    assert "timeout http-request 10s" in section("defaults")
-    assert number(r"^tune.bufsize (\d+)$", "\n".join(section("global"))) >= 2 * 16384
+@needs_haproxy
+@pytest.mark.slow
+def test_a_slow_head_and_a_slow_body_end_and_reach_nobody(gate: Gate) -> None:
+    head = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-type: application/protobuf\r\n"
+    whole = f"{head}flwr-public-key: eA==\r\ncontent-length: 1000\r\n\r\n"
+    before = len(gate.behind.seen)
+    for sent in (head, whole):
+        with closing(gate.raw("127.0.0.9")) as link:
+            link.sendall(sent.encode())
+            started, answer = time.monotonic(), b""
+            link.settimeout(1)
+            while not answer and time.monotonic() - started < 30:
+                with contextlib.suppress(TimeoutError):
+                    answer = link.recv(1 << 16)
+                    break
+                with contextlib.suppress(OSError):
+                    link.sendall(b"x")  # a byte a second: no timeout of inactivity ends this
+            assert b"408" in answer.split(b"\r\n")[0]
+            assert 5 < time.monotonic() - started < 15
+    assert len(gate.behind.seen) == before
 
 
-def test_no_request_takes_longer_than_two_minutes_however_it_trickles():
-    """HAProxy's own timeouts begin anew with each byte: a script looks at all sessions and ends the old ones."""
-    script = (files("fedcross.deploy") / gateway.DEADLINE).read_text()
-    first, last = "lua-load /etc/fedcross/deadline.lua", "stats socket /tmp/gateway.sock mode 600 level admin"
-    assert {first, last} <= set(section("global"))
-    deadline, every = map(int, re.findall(r"DEADLINE_S, EVERY_S = (\d+), (\d+)", script)[0])
-    assert deadline + every < 130
-    assert 40_000 < 5 * 2**20 / deadline < 50_000  # bytes a second: the least that a full piece needs
-    assert "core.register_task(function()" in script
-    assert "fe=fleet" in script  # the frontend's name
-    assert re.search(r"if id and age\(took\) > DEADLINE_S then\s+ask\(\"shutdown session \" \.\. id\)", script)
+@needs_haproxy
+def test_the_page_has_its_own_port_and_only_its_paths(gate: Gate) -> None:
+    def asked(path: str, method: str = "GET") -> int:
+        link = http.client.HTTPSConnection("127.0.0.1", gate.page_port, context=gate.context)
+        with closing(link):
+            link.request(method, path)
+            return link.getresponse().status
 
-
-def test_connections_of_one_address_are_refused_before_the_tls_handshake():
-    lines = section("frontend fleet")
-    track = lines.index("tcp-request connection track-sc0 src,ipmask(32,64)")
-    rejects = [line for line in lines[track:] if line.startswith("tcp-request connection reject if ")]
-    assert [line.split(" if ")[1] for line in rejects] == [
-        "{ sc0_conn_cur gt 256 }",
-        "!accepted_here above_32 or refused_here above_32",
-        "!accepted_here hasty unlucky or refused_here hasty unlucky",
-        # One key can make many addresses known, with 256 connections each: they leave 500 to those who are not known.
-        "{ fe_conn gt 1000 } above_32",
-        "{ fe_conn gt 1000 } !accepted_here above_4 or { fe_conn gt 1000 } refused_here above_4",
-        "last_500 !accepted_here or last_500 refused_here",
-    ]
-    assert {
-        "acl last_500 fe_conn gt 1500",
-        "acl above_4 sc0_conn_cur gt 4",
-        "acl above_32 sc0_conn_cur gt 32",
-        "acl hasty sc0_conn_rate gt 200",
-        "acl unlucky rand(10) gt 0",
-    } <= set(lines)
-    assert number(r"^maxconn (\d+)$", "\n".join(section("global"))) == 2000
-    (table,) = [line for line in lines if line.startswith("stick-table")]
-    assert {"conn_cur", "conn_rate(10s)", "gpc0_rate(5m)", "gpt0"} <= set(table.split("store ")[1].split(","))
-
-
-def test_only_who_has_authenticated_is_known_and_strangers_have_a_few_slots_of_their_own():
-    lines = section("frontend fleet")
-    assert "http-request deny deny_status 503 if !known !small" in lines
-    choices = [line for line in lines if "_backend " in line]
-    assert choices[0] == "use_backend newcomers if !known"
-    assert "http-request deny deny_status 503 if { sc1_conn_cur(transferring) gt 12 }" in lines
-    assert "http-request track-sc1 var(txn.key) table transferring if known !small or known transfer" in lines
-    # What nobody signed takes none of them.
-    refused = lines.index('http-request return status 401 hdr Date "%[date,http_date]" if !signed')
-    assert lines[refused - 1] == "http-request deny deny_status 503 if !signed { nbsrv(calls) eq 0 }"
-    assert refused < min(i for i, line in enumerate(lines) if "wait-for-body" in line)
-
-
-def test_nobody_can_send_many_requests_over_one_connection_at_once():
-    """In HTTP/2 all limits of connections would count one for any number of slow bodies."""
-    assert "option disable-h2-upgrade" in section("defaults")
-    (bind,) = [line for line in section("frontend fleet") if line.startswith("bind ")]
-    assert bind.endswith(" alpn http/1.1")
-
-
-def test_small_calls_of_one_address_have_a_share_and_wait_for_nobody_elses():
-    lines = section("frontend fleet")
-    track = lines.index("http-request track-sc1 var(txn.address) table calling if call")
-    # Whatever is no transfer is a call, and only what is whole takes a place; strangers have places of their own.
-    assert lines[track - 2 : track + 2] == [
-        "http-request set-var(txn.call) bool(true) if known small !transfer", "acl call var(txn.call) -m bool",
-        lines[track], "http-request track-sc1 var(txn.address) table strangers if !known",
-    ]  # fmt: skip
-    assert track > max(i for i, line in enumerate(lines) if "wait-for-body" in line)
-    beyond = "if call beyond or !known beyond_four"
-    assert f"http-request return status 503 hdr Retry-After 5 {beyond}" in lines[track:]
-    limits = {"beyond": "calling", "beyond_four": "strangers"}
-    patterns = (rf"^acl {name} sc1_conn_cur\({table}\) gt (\d+)$" for name, table in limits.items())
-    share, strangers = (number(pattern, "\n".join(lines)) for pattern in patterns)
-    slots = number(r"server superlink .* maxconn (\d+)", "\n".join(section("backend calls")))
-    newcomers = number(r"server superlink .* maxconn (\d+)", "\n".join(section("backend newcomers")))
-    assert share <= slots / 3
-    assert strangers <= newcomers / 2
-    # The log says once a minute which address it was.
-    assert f"http-request sc-inc-gpc0(1) {beyond}" in lines[track:]
-    script = (files("fedcross.deploy") / gateway.DEADLINE).read_text()
-    for table in limits.values():
-        assert section(f"backend {table}") == ["stick-table type ipv6 size 100k expire 10m store conn_cur,gpc0"]
-        assert re.search(rf"in pairs\(\{{.*\b{table} = ", script)
-    assert 'ask("show table " .. name .. " data.gpc0 gt 0")' in script
-    assert number(r"^local TELL_S = (\d+)$", script) == 60
-
-
-def test_a_device_is_known_by_its_key_and_its_own_calls_alone_change_that():
-    """Neither connections nor refused calls renew an entry: what counts are the accepted ones of the last minutes."""
-    lines = section("frontend fleet")
-    assert [line for line in lines if "-sc2" in line or "0(0)" in line or "0(2)" in line] == [
-        "http-request track-sc2 var(txn.device) table devices if known",
-        "http-request track-sc2 var(txn.address) table unsigned if !signed",
-        "http-response track-sc2 var(txn.device) table devices if { status 200 }",
-        "http-response sc-inc-gpc0(2) if { status 200 }",
-        "http-response sc-inc-gpc0(0) if { status 200 }",
-        "http-response sc-set-gpt0(2) 0 if { status 200 }",
-        "http-response sc-set-gpt0(0) 0 if { status 200 }",
-        "http-response sc-set-gpt0(2) 1 if known { status 401 }",
-        "http-response sc-set-gpt0(0) 1 if known { status 401 }",
-    ]
-    assert "http-request set-var(txn.known) bool(true) if signed accepted !refused" in lines
-    names = {
-        "one_key": FLEET_HTTP_PUBLIC_KEY_HEADER,
-        "signature": FLEET_HTTP_SIGNATURE_HEADER,
-        "time": TIMESTAMP_HEADER,
-    }
-    assert {f"acl {acl} req.fhdr_cnt({name}) eq 1" for acl, name in names.items()} <= set(lines)
-    digest = f"req.fhdr({FLEET_HTTP_PUBLIC_KEY_HEADER},1),b64dec,digest(sha-256),hex"
-    key = lines.index(f"http-request set-var(txn.key) {digest} if signed")
-    assert lines[key + 1] == "http-request set-var(txn.device) var(txn.key),concat(@,txn.address) if signed"
-    (table,) = section("backend devices")
-    assert number(r" len (\d+) ", table) >= len("0" * 64 + "@" + "ffff:" * 8)
-    assert "expire 10m" in table
-    assert "gpc0_rate(5m)" in table
-
-
-def test_a_query_another_type_and_large_headers_do_not_reach_the_superlinks_log():
-    lines = section("frontend fleet")
-    denied = [
-        "http-request deny deny_status 400 if { url -m sub ? }",
-        "http-request return status 431 if { req.hdrs,length gt 4096 }",
-        f"http-request return status 415 if !{{ req.hdr(content-type) -m str {PROTOBUF_MEDIA_TYPE} }}",
-    ]
-    assert [line for line in lines if line in denied] == denied
-    assert lines.index(denied[-1]) < lines.index("http-request wait-for-body time 10s if small")
-
-
-def test_nothing_is_written_where_haproxy_is_missing(keys, tmp_path, monkeypatch):
-    monkeypatch.setattr(gateway.shutil, "which", lambda *_, **__: None)
-    with pytest.raises(StorageError, match="haproxy: not found"):
-        gateway.prepare(keys, tmp_path / "gateway", "127.0.0.1:8000", "0.0.0.0:8443")
-    assert not (tmp_path / "gateway").exists()
-
-
-@pytest.mark.parametrize("folder", ["server", "public", "page"])
-def test_its_files_do_not_lie_among_keys(keys, haproxy, folder):
-    work = keys.parent / folder
-    before = sorted(work.iterdir())
-    with pytest.raises(StorageError, match=rf"--work {work}: a folder of keys, with ca\.crt\. Name another"):
-        gateway.prepare(keys, work, "127.0.0.1:8000", "0.0.0.0:8443")
-    assert sorted(work.iterdir()) == before
+    assert (asked("/docs"), asked("/state", "POST"), asked(PULL)) == (403, 405, 403)
+    assert asked("/metrics") == 503  # no run is on
+    assert asked("/?token=secret") == 503
+    assert not any("secret" in line for line in gate.log)

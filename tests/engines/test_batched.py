@@ -17,10 +17,11 @@ from fedcross.client.app import together
 from fedcross.conf.compose import CONF, join
 from fedcross.conf.schema import load
 from fedcross.engines.batched import BatchedGrid, Params
+from fedcross.server.observers import Observer
 from fedcross.server.session import Session
 from fedcross.strategies.round.registry import method_class
 from tests.support import federation
-from tests.support.federation import SMALL, Quiet
+from tests.support.federation import SMALL
 
 #: Composes many configurations or trains several federations.
 pytestmark = pytest.mark.slow
@@ -35,7 +36,7 @@ def batched(folder: Path, *overrides: str, answer: Any = together) -> tuple[Sess
     settled = [*SMALL, *SETTINGS, *overrides, "engine=batched", f"output={folder}"]
     config = load(settled)
     grid = BatchedGrid(client_app, 6, {"overrides": join(settled)}, answer, Params())
-    session = Session(config, grid, Quiet())
+    session = Session(config, grid, Observer())
     return session, session.execute()
 
 
@@ -47,7 +48,7 @@ def test_agrees_with_the_local_engine(tmp_path: Path, method: str, caplog: pytes
     assert result["rounds"] == 2
     kind = method_class(many.config.modules["method"])
     assert ("cannot be batched" in caplog.text) == (not kind.Objective.batchable)
-    a, b = alone.method.state().arrays, many.method.state().arrays
+    a, b = alone.driver.checkpoint().arrays, many.driver.checkpoint().arrays
     assert list(a) == list(b)
     for name in a:
         np.testing.assert_allclose(b[name], a[name], rtol=0, atol=SINGLE, err_msg=name)
@@ -73,7 +74,7 @@ def test_two_runs_are_equal_to_the_bit_whatever_order_replies_are_asked_in(
     models = []
     for name in ("one", "other"):
         found.append([])
-        models.append(batched(tmp_path / name, *own, answer=seen)[0].method.global_model())
+        models.append(batched(tmp_path / name, *own, answer=seen)[0].driver.global_model())
         orders.append(name)
     assert found[0] == found[1] != [[], []]
     assert federation.same(*models)
@@ -87,7 +88,7 @@ def test_a_round_that_cannot_be_computed_together_is_trained_one_after_another(
 
     alone = federation.run(tmp_path / "local", *SETTINGS)
     many, _ = batched(tmp_path / "batched", answer=broken)
-    assert federation.same(alone.method.global_model(), many.method.global_model())
+    assert federation.same(alone.driver.global_model(), many.driver.global_model())
     assert (
         "A round of 3 clients is trained one client after another, as engine=local does: RuntimeError: no rule"
         in caplog.text
@@ -117,5 +118,5 @@ def test_one_clients_error_loses_that_client_alone(tmp_path: Path) -> None:
     lost = [line["rejected"]["client_error"] for line in lines]
     assert lost == [line["rejected"]["client_error"] for line in plain]
     assert 0 < sum(lost) < 6
-    for name, array in alone.method.global_model().items():
-        np.testing.assert_allclose(many.method.global_model()[name], array, rtol=0, atol=SINGLE, err_msg=name)
+    for name, array in alone.driver.global_model().items():
+        np.testing.assert_allclose(many.driver.global_model()[name], array, rtol=0, atol=SINGLE, err_msg=name)

@@ -15,7 +15,6 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 from flwr.common.constant import FAB_MAX_SIZE
 
-from fedcross.core.causes import cause_of
 from fedcross.core.errors import FederationError, StorageError
 from fedcross.core.paths import APP_ROOMS, ROOMS, import_root, room
 from fedcross.engines import bundle
@@ -118,25 +117,19 @@ WHOSE = """
 import sys
 from flwr.supercore.object_ref import load_app
 load_app("fedcross:client_app", ValueError, project_dir=sys.argv[1])
-import fedcross
-from fedcross.client.resident.connect import Resident
-print(fedcross.__file__, Resident().root, Resident().name, sep="\\n")
+import fedcross, fedcross.client.cache
+print(fedcross.__file__, fedcross.client.cache.__file__, sep="\\n")
 """
 
 
 @pytest.mark.slow
 def test_a_device_runs_the_code_that_came_with_the_run_not_the_installed_one(tmp_path: Path) -> None:
-    told = []
     for update in ("first", "second"):
         app = bundle.make(tmp_path / update)
         done = subprocess.run(
             [sys.executable, "-c", WHOSE, str(app)], cwd=ROOT, capture_output=True, text=True, check=True
         )
-        file, root, name = done.stdout.split()
-        assert Path(file).is_relative_to(app)
-        assert Path(root) == app
-        told.append(name)
-    assert len(set(told)) == 2  # another version of the code gets a trainer of its own
+        assert all(Path(file).is_relative_to(app) for file in done.stdout.split())
 
 
 #: Looks for both apps as Flower's simulation does, while another thread has begun, but not ended, to import fedcross.
@@ -178,7 +171,5 @@ def test_a_full_disk_is_one_line_with_its_cause(house: Path, tmp_path: Path, mon
     with pytest.raises(StorageError) as caught:
         bundle.make(tmp_path / "app", house)
     told = str(caught.value)
-    assert cause_of(told) is not None
-    assert cause_of(told).name == "disk_full"  # type: ignore[union-attr]
     assert len(told) < 300
     assert "\n" not in told

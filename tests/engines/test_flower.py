@@ -5,10 +5,8 @@ import shlex
 import socket
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 
-import flwr
 import pytest
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.common.config import parse_config_args
@@ -16,15 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcross.core.errors import FederationError, StorageError
-from fedcross.engines import flower, memory, runs
-from fedcross.engines.guarded import CHECKED
+from fedcross.engines import flower
 from fedcross.engines.processes import Family
-from fedcross.engines.runs import Listed
-
-
-def test_flower_version_whose_private_control_client_is_used() -> None:
-    # control_client in engines/flower.py and register in engines/superlink.py were checked against this version.
-    assert flwr.__version__ in CHECKED
 
 
 @pytest.mark.slow
@@ -118,43 +109,3 @@ def test_scratch_in_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="Choose another output folder"), flower.scratch(tmp_path / "file" / "work"):
         pass
-
-
-@pytest.mark.parametrize(
-    ("kills", "details", "says"),
-    [
-        ([3, 5], "", "The system killed 2 processes of this run for lack of memory"),
-        ([3, 3], "No heartbeat received", "took the ServerApp's process for lost"),
-        ([3, 3], "ServerApp failed: no such run folder", "the end of its log"),
-    ],
-)
-def test_the_last_line_of_a_run_that_failed_says_whether_memory_ran_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: list[int], details: str, says: str
-) -> None:
-    class NoProcess(Family):
-        def failure(self, name: str, what: str) -> FederationError:
-            return FederationError(f"{what}\nthe end of its log")
-
-    left = list(kills)
-    monkeypatch.setattr(memory, "kills", lambda: left.pop(0))
-    monkeypatch.setattr(runs, "follow", lambda *_: Listed(7, "finished:failed", details, "", ""))
-    with pytest.raises(FederationError) as caught:
-        flower.finish(NoProcess(tmp_path, {}), 7, None, print)  # type: ignore[arg-type]
-    assert says in str(caught.value).splitlines()[-1]
-
-
-@pytest.mark.parametrize(("name", "program"), [("superlink", "SuperLink"), ("superexec", "SuperExec")])
-def test_a_run_does_not_wait_for_a_server_that_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, program: str
-) -> None:
-    class Ended(Family):
-        def ended(self) -> list[str]:
-            return [name, "supernode-0"]
-
-    def follow(client: object, run: int, sink: object, check: Callable[[], None]) -> Listed:
-        check()
-        return Listed(run, "finished:completed", "", "", "")
-
-    monkeypatch.setattr(runs, "follow", follow)
-    with pytest.raises(FederationError, match=f"{program} ended in the middle of the run"):
-        flower.finish(Ended(tmp_path, {}), 7, None, print)  # type: ignore[arg-type]

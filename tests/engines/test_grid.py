@@ -1,13 +1,12 @@
-from importlib.metadata import version
+import bdb
 from types import SimpleNamespace
 
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.supercore.task_identity import TaskIdentity
 
+from fedcross.engines import grid as engine_grid
 from fedcross.engines.grid import FIRST_NODE, RUN_ID, SERVER_NODE, LocalGrid, serve
-from fedcross.engines.guarded import CHECKED
 
 
 @pytest.fixture
@@ -27,11 +26,6 @@ def grid():
 
 def ask(grid, *partitions):
     return [Message(RecordDict(), dst_node_id=FIRST_NODE + p, message_type="query") for p in partitions]
-
-
-def test_the_private_part_of_flower_is_as_we_know_it():
-    assert version("flwr") in CHECKED, "check engines/local.py: TaskIdentity is private to Flower"
-    assert {"run_id", "node_id", "task_id"} <= set(dir(type(TaskIdentity)))
 
 
 def test_every_message_is_answered_under_its_id(grid):
@@ -93,3 +87,24 @@ def test_the_server_gets_the_grid_and_the_jobs_overrides(grid):
     assert found is grid
     assert context.run_config == {"overrides": "task=digits"}
     assert (context.run_id, context.node_id) == (RUN_ID, SERVER_NODE)
+
+
+def test_the_first_exception_is_printed_with_its_traceback_and_q_in_a_debugger_ends_the_run(caplog, monkeypatch):
+    monkeypatch.setattr(engine_grid, "_printed", set())
+
+    def app(message, context):
+        if message.content["config"]["do"] == "quit":
+            raise bdb.BdbQuit
+        raise NameError("typo")
+
+    grid = LocalGrid(app, 1, {})
+    for _ in range(2):
+        [reply] = grid.send_and_receive([told("raise")])
+        assert reply.error.code == engine_grid.CLIENT_APP_RAISED
+    assert caplog.text.count("in app\n") == 1
+    with pytest.raises(KeyboardInterrupt):
+        grid.send_and_receive([told("quit")])
+
+
+def told(what):
+    return Message(RecordDict({"config": ConfigRecord({"do": what})}), FIRST_NODE, "train")

@@ -10,8 +10,8 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.settings import find
 from fedcross.engines.grid import LocalGrid
 from fedcross.engines.job import Capabilities, engine_of
-from fedcross.server.arrangements import networked
-from fedcross.strategies.round.exchange import LocalClients, is_blocking
+from fedcross.server.run_setup import networked
+from fedcross.strategies.round.polling import LocalClients, is_blocking
 from tests.support.toy import app
 
 ENGINES = sorted(path.stem for path in (CONF / "engine").glob("*.yaml"))

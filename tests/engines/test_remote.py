@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,14 +8,11 @@ from urllib.error import URLError
 
 import httpx
 import pytest
-from flwr.proto.control_pb2 import ListNodesRequest
 
 from fedcross.conf.schema import load
-from fedcross.core.causes import cause_of
+from fedcross.core import keys as signing
 from fedcross.core.errors import ConfigError, FederationError, StorageError
-from fedcross.core.trust import signing
 from fedcross.engines import flower, remote, runs
-from fedcross.engines.executor import operators
 
 
 @pytest.mark.parametrize(
@@ -62,7 +58,7 @@ class Health(BaseHTTPRequestHandler):
 def superlink(tmp_path: Path):
     """Yield the address and the authority of something that answers /health over TLS."""
     authority = signing.make_authority(tmp_path / "ca")
-    pair = signing.make_server(authority, tmp_path / "server", [])
+    pair = signing.make_server(authority, tmp_path / "server", ["localhost", "127.0.0.1"])
     server = HTTPServer(("127.0.0.1", 0), Health)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pair.public, pair.private)
@@ -83,7 +79,6 @@ def test_another_authority_is_said_at_once(superlink: tuple[str, Path], tmp_path
     other = signing.make_authority(tmp_path / "other").public
     with pytest.raises(FederationError, match="its certificate is refused") as caught:
         remote.wait_for(superlink[0], other, seconds=600)
-    assert cause_of(str(caught.value)).name == "wrong_authority"
     assert "within" not in str(caught.value)
 
 
@@ -95,9 +90,8 @@ def test_who_is_no_superlink_is_not_waited_for(superlink: tuple[str, Path], what
         monkeypatch.setattr(remote.urllib.request, "urlopen", raising(URLError(broken)))
     else:
         monkeypatch.setattr(Health, "status", 404)
-    with pytest.raises(FederationError, match=what) as caught:
+    with pytest.raises(FederationError, match=what):
         remote.wait_for(*superlink, seconds=600)
-    assert cause_of(str(caught.value)).name == "foreign_server"
 
 
 def test_a_superlink_with_an_error_of_its_own_is_waited_for(superlink: tuple[str, Path], monkeypatch) -> None:
@@ -120,7 +114,7 @@ class Client:
     def __init__(self, status: int = 200, text: str = "") -> None:
         self._answer = httpx.Response(status, text=text, request=httpx.Request("POST", "https://h"))
 
-    def ListNodes(self, request: ListNodesRequest) -> None:
+    def ListNodes(self, request: object) -> None:
         self._answer.raise_for_status()
 
     def close(self) -> None:
@@ -133,37 +127,26 @@ def test_an_error_of_the_superlink_is_no_refusal():
         r"^SuperLink h:1: an error of its own \(500, Internal server error\)\. Its log says which\..* --database FILE"
     )
     with pytest.raises(FederationError, match=said), remote.refusals("h:1"):
-        internal.ListNodes(ListNodesRequest())
+        internal.ListNodes(None)
     for answer in ('{"detail":"No such run."}', "No such run."):
         with pytest.raises(FederationError, match=r"^SuperLink h:1 refuses: No such run\.$"), remote.refusals("h:1"):
-            Client(404, answer).ListNodes(ListNodesRequest())
-
-
-def test_a_refusal_is_told_with_the_superlinks_words_before_anything_is_started(tmp_path, monkeypatch):
-    started = []
-    monkeypatch.setattr(remote, "wait_for", lambda *_: None)
-    monkeypatch.setattr(remote.bundle, "make", lambda folder, _: folder)
-    monkeypatch.setattr(flower, "control_client", lambda *_: Client(401, operators.WHY))
-    monkeypatch.setattr(flower, "start", lambda *_: started.append(1))
-    params = remote.Params(address="h:1", authority=tmp_path / "ca.crt")
-    with pytest.raises(FederationError, match=rf"^SuperLink h:1 refuses: .*{operators.VARIABLE}"):
-        remote.submit(params, "rounds=1", tmp_path / "work")
-    assert not started
+            Client(404, answer).ListNodes(None)
 
 
 @pytest.mark.parametrize("cut", [KeyboardInterrupt(), SystemExit(143)])
 def test_who_ends_the_watching_stops_the_run(tmp_path, monkeypatch, capsys, cut):
     stopped = []
 
-    def broken(*_):
+    def broken(*_, started):
+        started(7)
         raise cut
 
     monkeypatch.setattr(remote, "wait_for", lambda *_: None)
     monkeypatch.setattr(remote.bundle, "make", lambda folder, _: folder)
-    monkeypatch.setattr(remote, "Family", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(remote.bundle, "build", lambda *_: None)
     monkeypatch.setattr(flower, "control_client", lambda *_: Client())
-    monkeypatch.setattr(flower, "start", lambda *_: 7)
-    monkeypatch.setattr(flower, "finish", broken)
+    monkeypatch.setattr(runs, "start", lambda *_: 7)
+    monkeypatch.setattr(runs, "complete", broken)
     monkeypatch.setattr(runs, "stop", lambda _, number: stopped.append(number))
     params = remote.Params(address="h:1", authority=tmp_path / "ca.crt")
     with pytest.raises(type(cut)):

@@ -29,8 +29,9 @@ from fedcross.engines.grid import FIRST_NODE, RUN_ID, LocalGrid
 from fedcross.engines.job import Job
 from fedcross.engines.local import Params, open_grid
 from fedcross.engines.workers import WorkersGrid
+from fedcross.server.observers import Observer
 from fedcross.server.session import Session
-from tests.support.federation import SMALL, Quiet, settle
+from tests.support.federation import SMALL, settle
 from tests.support.toy import app as toy
 from tests.support.toy import message
 
@@ -57,7 +58,7 @@ def test_a_run_gives_the_same_model_with_any_number_of_workers(tmp_path: Path, c
         settled = [*SMALL, "rounds=2", "partition=dirichlet", f"output={tmp_path / name}"]
         grid = grid_of(join(settled))
         try:
-            Session(load(settled), grid, Quiet()).execute()
+            Session(load(settled), grid, Observer()).execute()
         finally:
             grid.close()
         return hashlib.sha256((tmp_path / name / "model.safetensors").read_bytes()).hexdigest()
@@ -157,7 +158,7 @@ def test_a_round_that_has_enough_replies_leaves_nothing_to_the_next(tmp_path: Pa
     few = ("method=fedavg", "clients_per_round=6", "federation.enough_replies=2")
     settings, overrides = settle(tmp_path, *few)
     with workers(2, app=client_app, run_config={"overrides": join(overrides)}) as grid:
-        Session(settings, grid, Quiet()).execute()
+        Session(settings, grid, Observer()).execute()
         assert grid._waiting == []
     lines = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["clients"], line["rejected"]) for line in lines] == [(6, {})] * 3

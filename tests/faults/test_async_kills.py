@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from fedcross.engines.grid import LocalGrid
-from fedcross.server.accounting import Ledger
+from fedcross.server.metrics import Metrics
+from fedcross.server.observers.visits import Visits
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
-from fedcross.server.visit_ledger import VisitLedger
-from fedcross.strategies.asynchronous.pool import AsyncPool
-from fedcross.strategies.asynchronous.single import AsyncSingle
+from fedcross.strategies.parts.async_pool import AsyncPool
+from fedcross.strategies.parts.async_single import AsyncSingle
 from tests.support import killer
 from tests.support.federation import run, session
 from tests.support.scale import size
@@ -39,8 +39,9 @@ class Counted:
 
     def patch(self) -> None:
         for owner, name in (
-            (WriteAheadLog, "accept"), (WriteAheadLog, "restart"), (VisitLedger, "add"), (VisitLedger, "flush"),
-            (Ledger, "add"), (LocalGrid, "_carry_out"), (AsyncPool, "aggregate"), (AsyncSingle, "aggregate"),
+            (WriteAheadLog, "accept"), (WriteAheadLog, "restart"), (Visits, "request"), (Visits, "round_finished"),
+            (Metrics, "round_finished"), (LocalGrid, "_carry_out"), (AsyncPool, "aggregate"),
+            (AsyncSingle, "aggregate"),
             (Session, "_checkpoint"), (Path, "replace"),
         ):  # fmt: skip
             killer.before(owner, name, self.event)

@@ -14,20 +14,20 @@ LONG = ("rounds=4", "model.hidden=[300]", "evaluate_every=4")  # 23,000 weights,
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     """The final model of an undisturbed run."""
-    return run(tmp_path_factory.mktemp("whole"), *LONG).method.global_model()
+    return run(tmp_path_factory.mktemp("whole"), *LONG).driver.global_model()
 
 
 def check(folder, reference, broken, *overrides):
     """Do two rounds, fail inside `broken`, resume, and compare."""
     run(folder, *LONG, "rounds=2", *overrides)
     resumed = session(folder, *LONG, *overrides, f"resume={folder}")
-    with broken, pytest.raises(StorageError, match=r"cannot be written.*resume=RUN"):
+    with broken, pytest.raises(StorageError, match=r"cannot be written.*then resume"):
         resumed.execute()
     assert Checkpoints(folder).latest()[0] == 2
     again = session(folder, *LONG, *overrides, f"resume={folder}")
     assert again.done == 2
     again.execute()
-    assert same(again.method.global_model(), reference)
+    assert same(again.driver.global_model(), reference)
 
 
 @pytest.mark.parametrize("log", ["true", "false"])

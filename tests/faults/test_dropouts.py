@@ -45,7 +45,7 @@ def dropping(share):
 def accuracy(folder, share, seed):
     """Run a federation; return its final accuracy, the largest error of the pool's mean and the visits lost."""
     ready = session(folder, *SETTINGS, f"seed={seed}", app=dropping(share))
-    pool, errors = ready.method.pool, []  # type: ignore[attr-defined]
+    pool, errors = ready.driver.state.pool, []
     mix = pool.mix
 
     def measured(mixing):

@@ -6,6 +6,9 @@ import numpy as np
 from flwr.app import ConfigRecord, Message
 
 from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.method import Start
+from fedcross.strategies.round.run import open_run
+from fedcross.strategies.round.settings import RoundSettings
 from tests.support.scale import size
 from tests.support.virtual import Clock, VirtualGrid, trained
 
@@ -63,18 +66,18 @@ class Leaking(VirtualGrid):
 
 def attacked(monkeypatch, kind):
     """Return the pool, the rejections and how many bad replies were sent."""
-    method = FedCross(clients_per_round=CLIENTS, nonce=True, deadline_s=100, run="r", selection="in_order", alpha=0.9)
-    method.begin(MODEL)
-    method.on_rejected = lambda *_: None
+    settings = RoundSettings(clients_per_round=CLIENTS, nonce=True, deadline_s=100, run="r", rounds=ROUNDS)
+    start = Start(MODEL, tuple(MODEL), CLIENTS, ROUNDS, settings.seed)
+    driver = open_run(FedCross(selection="in_order", alpha=0.9), start, settings)
     impostor = Impostor(kind)
     grid = Leaking(Clock(monkeypatch), CLIENTS, {3: impostor} if kind else {})
     grid.impostor = impostor
     told: Counter[str] = Counter()
     for number in range(1, ROUNDS + 1):
-        report = method.run_round(number, grid)
+        report = driver.run_round(number, grid)
         assert report.dropped == 0, number  # the true replies come too, and win
         told.update(report.rejected)
-    return method.pool.rows.copy(), told, impostor.sent
+    return driver.state.pool.rows.copy(), told, impostor.sent
 
 
 def test_none_is_accepted(monkeypatch):

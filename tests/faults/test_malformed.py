@@ -38,7 +38,7 @@ def test_malformed_replies_of_all_kinds_are_counted_and_leave_no_trace(tmp_path)
     assert len(sent) == 10 * rounds
     assert set(sent) == set(KINDS)
     assert seen["bad"] == 10 * rounds
-    assert set(attacked.method.accepted) == {0, 1}
+    assert set(attacked.driver.sender.clients.accepted) == {0, 1}
     reasons = Counter(KINDS[kind][1] for kind in sent)
     told: Counter[str] = Counter()
     for line in lines(tmp_path / "attacked"):
@@ -46,7 +46,7 @@ def test_malformed_replies_of_all_kinds_are_counted_and_leave_no_trace(tmp_path)
         told.update(line["rejected"])
     assert told == reasons
     quiet = run(tmp_path / "quiet", *federation(rounds), app=malicious(bad, silent=True)[0])
-    assert same(attacked.method.global_model(), quiet.method.global_model())
+    assert same(attacked.driver.global_model(), quiet.driver.global_model())
 
 
 class Counting:

@@ -16,7 +16,6 @@ from fedcross.core.private_files import SHARE
 from fedcross.server.run_folder import LOCK, SERVER_LOCK
 from tests.support import warm
 from tests.support.command import main
-from tests.support.network import ROOT
 from tests.support.scale import size
 
 SMALL = ["task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4", "clients_per_round=2"]
@@ -173,7 +172,7 @@ def test_a_run_that_was_killed_goes_on_elsewhere_from_copied_files(runs, tmp_pat
         "Session._checkpoint = killed\n"
         "from fedcross.server.commands.main import main; sys.exit(main(sys.argv[1:]))"
     )
-    home = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
+    home = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
     died = warm.run(
         ["-c", code, *SMALL, f"rounds={END}", f"output={first}"], env={**home, "HOME": str(tmp_path)}, cwd=tmp_path
     )

@@ -37,8 +37,6 @@ def test_a_run_has_metrics_result_model_and_folder(run):
     assert run.metrics["rejected"].tolist() == [{}, {}, {}]
     assert set(run.metrics) >= {"round", "test_accuracy", "bytes_up", "seconds"}
     assert (run.folder / "model.safetensors").exists()
-    with pytest.raises(KeyError, match="test_accuracy"):
-        run.metrics["accuracy"]
 
 
 def test_the_model_is_the_one_that_was_evaluated(run):
@@ -53,7 +51,6 @@ def test_the_model_is_the_one_that_was_evaluated(run):
 
 def test_a_notebook_shows_a_table(run):
     assert "<th>test_accuracy</th>" in run.metrics._repr_html_()
-    assert "3 rounds" in repr(run.metrics)
     assert "3 rounds, final accuracy" in repr(run)
 
 
@@ -71,6 +68,7 @@ def test_a_sweep_returns_its_runs_in_order_and_continues(tmp_path):
     several = [*SMALL, "method=fedavg,fedcross", "method.alpha=0.9", "rounds=1", f"hydra.sweep.dir={tmp_path}"]
     runs = fedcross.sweep(*several)
     assert [run.result["method"] for run in runs] == ["fedavg", "fedcross"]
+    assert runs.metrics.groupby("method.name")["round"].size().to_dict() == {"fedavg": 1, "fedcross": 1}
     times = [(run.folder / "result.json").stat().st_mtime_ns for run in runs]
     assert [(run.folder / "result.json").stat().st_mtime_ns for run in fedcross.sweep(*several)] == times
 
@@ -100,14 +98,14 @@ def test_wrong_settings_raise_before_anything_is_written(tmp_path):
 
 
 def test_public_names_are_the_methods_and_the_four():
-    files = {path.stem for path in (import_root() / "strategies").glob("*.py")} - {"__init__", "classic"}
+    others = {"__init__", "arrays", "classic", "flower", "method", "objective", "stubs"}
+    files = {path.stem for path in (import_root() / "strategies").glob("*.py")} - others
     methods = {name.replace("_", "") for name in files}
-    names = {name for name in fedcross.__all__ if name.lower() in methods}
+    names = {name for name in dir(fedcross) if name.lower() in methods}
     assert {name.lower() for name in names} == methods
     apps = {"server_app", "client_app"}
-    others = {"run", "sweep", "load", "Run", "ClassicFedCross", "tell_partition"}
-    assert set(fedcross.__all__) - names == others | apps
-    for name in {*fedcross.__all__} - apps:
+    assert set(fedcross.__all__) == {"run", "sweep", "load", "Run", "ClassicFedCross", "tell_partition"} | apps
+    for name in {*fedcross.__all__, *names} - apps:
         assert getattr(fedcross, name).__name__ == name
     assert isinstance(fedcross.client_app, ClientApp)
     assert isinstance(fedcross.server_app, ServerApp)
@@ -116,7 +114,7 @@ def test_public_names_are_the_methods_and_the_four():
 
 
 def test_importing_it_costs_nothing():
-    code = "import fedcross, sys; print(sorted({'torch', 'flwr', 'hydra', 'numpy'} & set(sys.modules)))"
+    code = "import fedcross, sys; print(sorted({'torch', 'flwr', 'hydra', 'numpy', 'pandas'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

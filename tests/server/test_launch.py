@@ -1,42 +1,61 @@
-"""The start of a run: what it writes before its engine begins."""
-
-from __future__ import annotations
-
-from pathlib import Path
+"""What a run prints, and how it goes on after Ctrl-C."""
 
 import pytest
-from omegaconf import OmegaConf
 
 from fedcross.conf.compose import compose
-from fedcross.core.errors import ConfigError, StorageError
-from fedcross.server.launch import launch, record
-from fedcross.server.run_folder import saved_overrides
-from tests.support.disk import largest_file
+from fedcross.core.errors import ConfigError, counted
+from fedcross.server.announce import announce, describe, ending
+from fedcross.server.launch import RunInterrupted, launch
 
-SETTINGS = ["method=fedavg", "task=digits", "partition.clients=4", "clients_per_round=2", "rounds=4", "train.epochs=1"]
-
-
-def test_the_settings_of_a_run_are_written_for_its_user_alone(tmp_path: Path) -> None:
-    record(tmp_path, SETTINGS)
-    assert saved_overrides(tmp_path) == SETTINGS
-    assert OmegaConf.to_container(OmegaConf.load(tmp_path / ".hydra" / "config.yaml")) == compose(SETTINGS)
-    files = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / ".hydra").iterdir()}
-    assert files == {"config.yaml": 0o600, "overrides.yaml": 0o600}
+SMALL = ["task=digits", "task.limit=120", "partition.clients=4", "clients_per_round=2", "rounds=1", "logger=none"]
 
 
-def test_a_full_disk_leaves_the_settings_of_the_run_that_goes_on(tmp_path: Path) -> None:
-    """No file may grow beyond 64 bytes: neither of the two is cut, and the run goes on when there is room again."""
-    record(tmp_path, SETTINGS)
-    before = {path.name: path.read_bytes() for path in (tmp_path / ".hydra").glob("*.yaml")}
-    with largest_file(64), pytest.raises(StorageError, match="cannot be written"):
-        record(tmp_path, [*SETTINGS, "stop_at=null"])
-    assert {path.name: path.read_bytes() for path in (tmp_path / ".hydra").glob("*.yaml")} == before
-    record(tmp_path, [*SETTINGS, "stop_at=3"])
-    assert saved_overrides(tmp_path)[-1] == "stop_at=3"
+def test_two_lines_say_what_runs():
+    what, how = describe(compose([*SMALL, "method=fedavg", "partition=iid"])).splitlines()
+    for word in ("fedavg on digits", "4 clients (iid)", "K=2", "1 round", "model mlp", "seed 1"):
+        assert word in what
+    assert how.startswith("engine local (")
+    assert how.endswith("defence off, only 120 training examples")
 
 
-def test_a_model_that_privacy_cannot_protect_is_refused_before_the_run_has_a_folder(tmp_path: Path) -> None:
-    private = ["model=resnet20", "privacy.enabled=true", "privacy.clip=1", "privacy.noise=1", "device=cpu"]
-    with pytest.raises(ConfigError, match="resnet20 would send statistics of its data"):
-        launch([*SETTINGS, *private], tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        (["attack=sign_flip"], "attack sign_flip"),
+        (["compression.up=int8"], "compression up int8"),
+        (["privacy.enabled=true"], "privacy on"),
+        (["method=heterofl", "devices=three_sizes"], "on devices three_sizes"),
+    ],
+)
+def test_options_that_not_every_run_has_are_named(settings, word):
+    assert word in describe(compose(settings))
+
+
+def test_what_cannot_be_composed_is_left_to_the_check(capsys):
+    announce(["metod=fedavg"])
+    assert capsys.readouterr().out == ""
+
+
+def test_the_last_lines(tmp_path):
+    found = {"rounds": 3, "final_accuracy": 0.5, "best_accuracy": 0.75}
+    assert ending(found, tmp_path) == "Finished: 3 rounds, accuracy 50.00 % (best 75.00 %)"
+    assert ending({"rounds": 1, "final_accuracy": None}, tmp_path) == "Finished: 1 round"
+    assert "resume=" in ending(None, tmp_path, 0, 3)
+    assert "Nothing was trained" in ending(None, tmp_path, 5, 3)
+
+
+def test_advice_after_an_interrupt(tmp_path):
+    assert "start again" in RunInterrupted(tmp_path).advice()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "round-000007.safetensors").touch()
+    assert f"after round 7. Continue it with: fedcross resume={tmp_path}" in RunInterrupted(tmp_path).advice()
+
+
+def test_clients_without_own_tests_cannot_score(tmp_path, capsys):
+    with pytest.raises(ConfigError, match="evaluate_clients"):
+        launch([*SMALL, "partition=dirichlet", "partition.min_size=1", "evaluate_clients=true"], tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_counted():
+    assert (counted(1, "round"), counted(2, "round")) == ("1 round", "2 rounds")

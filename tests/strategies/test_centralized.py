@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedcross.client.visit import pooled_examples
-from fedcross.client.workshop import Workshop
+from fedcross.client.cache import RunCache
+from fedcross.client.request import pooled_examples
 from fedcross.conf.schema import load
 from fedcross.core.errors import DataError
 from fedcross.strategies.centralized import Centralized
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.method import Round
 from fedcross.tasks.base import Examples, Partition, Task
 from fedcross.tasks.data import FederatedData
 from tests.support.bench import check_batched, check_resume, play, two_layers
 from tests.support.federation import SMALL, run, same
+from tests.support.game import Game
 
 CPU = torch.device("cpu")
 
@@ -76,8 +77,7 @@ def test_two_steps_on_both_clients_data_by_hand():
 
 
 def test_one_visit_does_the_work_of_all_drawn_clients():
-    method = Centralized(clients_per_round=4)
-    method.begin({"w": np.zeros(1, np.float32)})
+    method = Game(Centralized, {"w": np.zeros(1, np.float32)}, clients_per_round=4)
     clients = method.sample(1, range(16))
     (payload,) = method.dispatch(Round(1, 0, clients, 0))
     assert payload.config == {"pooled-share": 0.25}
@@ -89,12 +89,12 @@ def test_a_single_client_is_fedavg_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=centralized", *one)
     b = run(tmp_path / "b", "method=fedavg", *one)
     c = run(tmp_path / "c", "method=centralized")
-    assert same(a.method.global_model(), b.method.global_model())
-    assert not same(c.method.global_model(), b.method.global_model())
+    assert same(a.driver.global_model(), b.driver.global_model())
+    assert not same(c.driver.global_model(), b.driver.global_model())
 
 
 def test_every_round_draws_anew():
-    shop = Workshop(load([*SMALL, "method=centralized"]))
+    shop = RunCache(load([*SMALL, "method=centralized"]))
     draws = [pooled_examples(shop, 0, r, 0.5) for r in (1, 1, 2)]
     assert [len(y) for _, y in draws] == [100, 100, 100]
     assert torch.equal(draws[0][0][:], draws[1][0][:])
@@ -102,7 +102,7 @@ def test_every_round_draws_anew():
 
 
 def test_one_model_travels(tmp_path):
-    report = run(tmp_path, "method=centralized", "rounds=1").method._report
+    report = run(tmp_path, "method=centralized", "rounds=1").driver.report
     assert (report.clients, report.bytes_down, report.bytes_up) == (1, 4 * 4810, 4 * 4810)
 
 

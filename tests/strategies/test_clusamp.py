@@ -9,10 +9,10 @@ from pydantic import ValidationError
 
 from fedcross.strategies import clusamp
 from fedcross.strategies.clusamp import CluSamp, angles, choose_memory, cut, distributions, ward
-from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedavg import FedAvg
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Round, Upload
 from tests.support.federation import run, same
+from tests.support.game import Game
 from tests.support.rivals import begin, check_resume, linear, losing, softmax, work
 
 MODEL = 4 * 4810  # bytes of the digits MLP
@@ -21,8 +21,12 @@ EQUAL = ("method=clusamp", "task.limit=198")
 
 
 def begun(width=2, **own):
-    method = CluSamp(**{"clients_per_round": 2, **own})
-    method.begin({"w": np.zeros(width, np.float32), "steps": np.array(0, np.int64)}, {"w"})
+    method = Game(
+        CluSamp,
+        {"w": np.zeros(width, np.float32), "steps": np.array(0, np.int64)},
+        {"w"},
+        **{"clients_per_round": 2, **own},
+    )
     method.kind, method.times = choose_memory(method.params, 4, width), Counter(range(4))
     return method
 
@@ -52,7 +56,7 @@ def test_l1_distances_by_hand_count_from_0_for_clients_not_seen():
     method = begun(distance="L1")
     method.aggregate(Round(1, 0, (0, 2), 0), [upload(0, [1, -2]), upload(2, [0.5, 0])])
     expected = [[0, 3, 2.5, 3], [3, 0, 0.5, 0], [2.5, 0.5, 0, 0.5], [3, 0, 0.5, 0]]
-    np.testing.assert_allclose(method.distances([0, 1, 2, 3]), expected, atol=1e-6)
+    np.testing.assert_allclose(method.method.distances(method.state, [0, 1, 2, 3]), expected, atol=1e-6)
 
 
 def test_l2_distances_by_hand_are_squared_as_in_the_official_code():
@@ -60,7 +64,7 @@ def test_l2_distances_by_hand_are_squared_as_in_the_official_code():
     method = begun(distance="L2")
     method.aggregate(Round(1, 0, (0, 2), 0), [upload(0, [1, -2]), upload(2, [0.5, 0])])
     expected = [[0, 5, 4.25, 5], [5, 0, 0.25, 0], [4.25, 0.25, 0, 0.25], [5, 0, 0.25, 0]]
-    np.testing.assert_allclose(method.distances([0, 1, 2, 3]), expected, atol=1e-6)
+    np.testing.assert_allclose(method.method.distances(method.state, [0, 1, 2, 3]), expected, atol=1e-6)
 
 
 def test_a_row_is_the_update_from_the_model_that_was_sent():
@@ -123,8 +127,7 @@ def test_two_clients_two_steps_by_hand():
 
     Client 0 was drawn twice, client 1 once: G = (2 V_0 + V_1) / 3, whatever the numbers of examples.
     """
-    method = CluSamp(clients_per_round=3)
-    net = begin(method, linear([[0.2], [-0.1]], [0.0, 0.3]))
+    method, net = begin(CluSamp, linear([[0.2], [-0.1]], [0.0, 0.3]), clients_per_round=3)
     method.kind, method.times = "float32", Counter({0: 2, 1: 1})
     data = [([[1.0], [-1.0]], [0, 1]), ([[3.0]], [0])]
 
@@ -156,9 +159,9 @@ def test_examples_weight_a_draw_once_more():
 def test_one_urn_per_client_is_a_uniform_mean_to_the_bit(tmp_path, monkeypatch):
     """All six clients, equal sizes: everyone fills one urn and is drawn once a round."""
     ours = run(tmp_path / "a", *EQUAL, "clients_per_round=6")
-    monkeypatch.setattr(FedAvg, "sample", lambda self, number, available: tuple(available))
+    monkeypatch.setattr(FedAvg, "sample", lambda self, state, current, available: tuple(available))
     plain = run(tmp_path / "b", "task.limit=198", "clients_per_round=6", "method=fedavg", "method.weighting=uniform")
-    assert same(ours.method.global_model(), plain.method.global_model())
+    assert same(ours.driver.global_model(), plain.driver.global_model())
 
 
 def test_a_client_drawn_twice_is_asked_once():
@@ -189,7 +192,7 @@ def test_a_lost_client_keeps_its_row_and_leaves_the_mean(tmp_path):
     assert method.rows[1].tolist() == [3]  # 5 - 2
     lossy = run(tmp_path / "a", *EQUAL, app=losing(lambda client, number: number == 3))
     short = run(tmp_path / "b", *EQUAL, "rounds=2")
-    assert same(lossy.method.state().arrays, short.method.state().arrays)
+    assert same(lossy.driver.checkpoint().arrays, short.driver.checkpoint().arrays)
 
 
 @pytest.mark.parametrize(("memory", "tolerance"), [("float16", 2e-3), ("sketch", 0.12)])
@@ -201,7 +204,7 @@ def test_small_memory_keeps_the_angles(memory, tolerance):
     updates = [a, b, a + 3**0.5 * b, a + b]
     method.aggregate(Round(1, 0, (0, 1, 2, 3), 0), [upload(i, u) for i, u in enumerate(updates)])
     exact = angles(np.stack(updates))
-    np.testing.assert_allclose(method.distances([0, 1, 2, 3]), exact, atol=tolerance)
+    np.testing.assert_allclose(method.method.distances(method.state, [0, 1, 2, 3]), exact, atol=tolerance)
     assert method.rows[0].nbytes == {"float16": 40_000, "sketch": 4 * 4096}[memory]
 
 
@@ -234,20 +237,20 @@ def test_a_sketch_adds_every_number_with_a_sign_to_one_place():
     method = begun(width=400, memory="sketch", sketch=16, distance="L2")
     updates = np.random.default_rng(3).normal(size=(2, 400))
     method.aggregate(Round(1, 0, (0, 1), 0), [upload(i, u) for i, u in enumerate(updates)])
-    buckets, signs = method._projection
+    buckets, signs = clusamp.projection(0, 16, 400)
     assert set(buckets.tolist()) == set(range(16))
     assert set(signs.tolist()) == {-1.0, 1.0}
     sums = [sum(signs[i] * updates[0][i] for i in range(400) if buckets[i] == place) for place in range(16)]
     np.testing.assert_allclose(method.rows[0], sums, rtol=1e-4, atol=1e-4)
     apart = ((method.rows[0] - method.rows[1]).astype(np.float64) ** 2).sum()
-    assert method.distances([0, 1])[0, 1] == pytest.approx(apart, rel=1e-5)
+    assert method.method.distances(method.state, [0, 1])[0, 1] == pytest.approx(apart, rel=1e-5)
 
 
 def test_half_precision_keeps_an_update_of_zero():
     method = begun(memory="float16", distance="L2")
     method.aggregate(Round(1, 0, (0, 1), 0), [upload(0, [0, 0]), upload(1, [3, 4])])
     assert method.rows[0].tolist() == [0, 0]
-    np.testing.assert_allclose(method.distances([0, 1]), [[0, 25], [25, 0]], rtol=2e-3)
+    np.testing.assert_allclose(method.method.distances(method.state, [0, 1]), [[0, 25], [25, 0]], rtol=2e-3)
 
 
 def test_a_sketch_of_l1_distances_is_refused():
@@ -256,19 +259,6 @@ def test_a_sketch_of_l1_distances_is_refused():
 
 
 def test_wire_is_one_model_each_way_per_distinct_client(tmp_path):
-    report = run(tmp_path, *EQUAL, "rounds=1").method._report
+    report = run(tmp_path, *EQUAL, "rounds=1").driver.report
     assert report.clients == report.metrics["distinct_clients"]
     assert report.bytes_down == report.bytes_up == report.clients * MODEL
-
-
-@pytest.mark.parametrize(("enabled", "draws"), [(False, 20), (True, 10)])
-def test_with_the_defence_no_client_is_drawn_for_a_size_that_it_claims(enabled, draws):
-    """Sizes 10, 10, 10 and 2^40, two draws a round: the last has both of each; cut to 3 * 10 it has one."""
-    method = begun(defence=Defence(enabled=enabled))
-    sizes = (10, 10, 10, 2**40)
-    method.aggregate(Round(1, 0, (0, 1, 2, 3), 0), [upload(i, [1, i], size) for i, size in enumerate(sizes)])
-    count = 0
-    for number in range(2, 12):
-        method.sample(number, [0, 1, 2, 3])
-        count += method.times[3]
-    assert count == draws

@@ -56,8 +56,8 @@ def test_one_and_two_slots():
 
 @pytest.mark.slow
 def test_an_average_in_every_round_is_fedavg_with_equal_weights(tmp_path):
-    a = run(tmp_path / "a", "method=daisychain", "method.average=1", "clients_per_round=6").method.global_model()
-    b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform", "clients_per_round=6").method.global_model()
+    a = run(tmp_path / "a", "method=daisychain", "method.average=1", "clients_per_round=6").driver.global_model()
+    b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform", "clients_per_round=6").driver.global_model()
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-6)
 

@@ -4,22 +4,29 @@ import numpy as np
 import pytest
 
 from fedcross.strategies.fedasync import FedAsync
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Round, Upload
 from tests.support.federation import run, same
+from tests.support.game import Game
 
 
 def started(kind=FedAsync, k=2, **values):
-    method = kind(clients_per_round=k, rounds=10, **values)
-    method.begin({"w": np.zeros(1, np.float32), "n": np.array(0, np.int64)}, {"w"})
+    method = Game(
+        kind,
+        {"w": np.zeros(1, np.float32), "n": np.array(0, np.int64)},
+        {"w"},
+        clients_per_round=k,
+        rounds=10,
+        **values,
+    )
     for slot in range(k):
-        method.prepare(slot)
+        method.send(slot)
     return method
 
 
 def arrive(method, slot, w):
     upload = Upload(0, slot, {"w": np.float32([w]), "n": np.array(int(w), np.int64)}, {}, 1, {})
     assert method.aggregate(Round(1, 0, (), 0), [upload]) == {}
-    method.prepare(slot)
+    method.send(slot)
 
 
 def test_fresh_and_stale_uploads_by_hand():
@@ -38,8 +45,8 @@ def test_fresh_and_stale_uploads_by_hand():
 def test_a_slot_sends_the_model_of_its_dispatch_until_its_visit_ends():
     method = started()
     arrive(method, 0, 10.0)
-    assert method.payload(1, 3).arrays["w"] == 0
-    assert method.payload(0, 3).arrays["w"] == 6
+    assert method.tasks[1].arrays["w"] == 0
+    assert method.tasks[0].arrays["w"] == 6
 
 
 def test_beta_1_without_staleness_is_the_last_upload():
@@ -53,11 +60,11 @@ def test_beta_1_without_staleness_is_the_last_upload():
 def test_resume_in_the_middle_is_exact(tmp_path, name):
     own = ("method=fedbuff", "method.buffer=2") if name == "fedbuff" else ("method=fedasync",)
     settings = (*own, "devices=uniform", "checkpoint.keep=9")
-    one = run(tmp_path, *settings, "rounds=4").method
+    one = run(tmp_path, *settings, "rounds=4").driver
     for late in (3, 4):
         (tmp_path / "checkpoints" / f"round-{late:06d}.safetensors").unlink()
-    two = run(tmp_path, *settings, "rounds=4", f"resume={tmp_path}").method
+    two = run(tmp_path, *settings, "rounds=4", f"resume={tmp_path}").driver
     before, after = one.checkpoint(), two.checkpoint()
     assert same(before.arrays, after.arrays)
     assert before.values == after.values
-    assert one.version >= 4
+    assert one.state.version >= 4

@@ -1,9 +1,10 @@
 import numpy as np
 
 from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.federation import run, same
+from tests.support.game import Game
 
 
 def upload(slot, value, examples, steps=0):
@@ -12,9 +13,9 @@ def upload(slot, value, examples, steps=0):
 
 
 def begun(**values):
-    method = FedAvg(clients_per_round=2, **values)
-    method.begin({"w": np.zeros(1, np.float32), "steps": np.array(0, np.int64)}, {"w"})
-    return method
+    return Game(
+        FedAvg, {"w": np.zeros(1, np.float32), "steps": np.array(0, np.int64)}, {"w"}, clients_per_round=2, **values
+    )
 
 
 def test_the_mean_is_weighted_by_examples():
@@ -55,12 +56,12 @@ def test_two_runs_of_one_seed_agree_and_two_seeds_differ(tmp_path):
     a = run(tmp_path / "a", "method=fedavg")
     b = run(tmp_path / "b", "method=fedavg")
     c = run(tmp_path / "c", "method=fedavg", "seed=2")
-    assert same(a.method.global_model(), b.method.global_model())
-    assert not same(a.method.global_model(), c.method.global_model())
+    assert same(a.driver.global_model(), b.driver.global_model())
+    assert not same(a.driver.global_model(), c.driver.global_model())
 
 
 def test_wire_is_one_model_each_way(tmp_path):
-    report = run(tmp_path, "method=fedavg", "rounds=1").method._report
+    report = run(tmp_path, "method=fedavg", "rounds=1").driver.report
     model = 4 * 4810  # the digits MLP: 64*64+64 + 64*10+10 float32 weights
     assert report.bytes_down == 3 * model
     assert report.bytes_up == 3 * model

@@ -6,7 +6,7 @@ import pytest
 from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import load
 from fedcross.strategies.fedbuff import FedBuff
-from fedcross.strategies.wire.protocol import Upload
+from fedcross.strategies.method import Upload
 from tests.strategies.test_fedasync import arrive, started
 
 
@@ -21,7 +21,7 @@ def test_nothing_changes_until_the_buffer_is_full():
     arrive(method, 2, 8.0)
     assert method.global_model()["w"] == 3
     assert (method.version, method.count) == (1, 0)
-    method.prepare(0)
+    method.send(0)
     arrive(method, 1, 5.0)
     arrive(method, 0, 9.0)
     assert method.global_model()["w"] == pytest.approx(3 + 0.5 * (5 / 2**0.5 + 6) / 2)
@@ -37,15 +37,12 @@ def test_a_buffer_of_one_with_fresh_uploads_is_the_last_upload():
 
 def test_a_run_that_takes_no_step_says_so_at_its_end(caplog):
     method = started(FedBuff, k=1, buffer=2)
-    arrive(method, 0, 4.0)
-    method.measure(9)
+    upload = Upload(0, 0, {"w": np.float32([4]), "n": np.array(4)}, {}, 1, {})
+    method.aggregate(method.round(9), [upload])
     assert not caplog.text
-    method.measure(10)
-    assert "the server has taken no step: 1 accepted updates, method.buffer=2." in caplog.text
-    caplog.clear()
-    arrive(method, 0, 4.0)
-    method.measure(10)
-    assert not caplog.text
+    method.state.count = 0
+    method.aggregate(method.round(10), [upload])
+    assert "has taken no step" in caplog.text
 
 
 def test_a_step_that_is_too_long_is_silent_and_a_buffer_that_is_never_full_is_told(recwarn):
@@ -64,7 +61,7 @@ def test_a_large_integer_that_no_client_changes_stays_as_it_is():
     """float64 does not have 2**53 + 1."""
     method = started(FedBuff, k=1, buffer=1)
     method.model["n"] = np.array(2**53 + 1)
-    method.prepare(0)
-    method.take(Upload(0, 0, {**method.model, "w": np.ones_like(method.model["w"])}, {}, 1, {}), method.model, 0)
+    sent = method.send(0)
+    method.aggregate(method.round(1), [Upload(0, 0, {**sent.arrays, "w": np.ones(1, np.float32)}, {}, 1, {})])
     assert method.global_model()["w"] == 1
     assert method.global_model()["n"] == 2**53 + 1

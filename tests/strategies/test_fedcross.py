@@ -4,14 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcross.strategies.fedcross import FedCross
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Round, Upload
 from tests.support.federation import run, same
+from tests.support.game import Game
 
 
 def begun(k, d=1, **values):
-    method = FedCross(clients_per_round=k, **values)
-    method.begin({"w": np.zeros(d, np.float32), "n": np.array(0, np.int64)}, {"w"})
-    return method
+    return Game(
+        FedCross, {"w": np.zeros(d, np.float32), "n": np.array(0, np.int64)}, {"w"}, clients_per_round=k, **values
+    )
 
 
 def uploads(*models, slots=None, counts=None):
@@ -135,17 +136,16 @@ def test_alpha_one_k_clients_differs_from_fedavg_but_one_client_is_the_same(tmp_
     one = ("clients_per_round=1", "rounds=2")
     fedavg = run(tmp_path / "a", "method=fedavg", *one)
     fedcross = run(tmp_path / "b", "method=fedcross", *one)
-    assert same(fedavg.method.global_model(), fedcross.method.global_model())
+    assert same(fedavg.driver.global_model(), fedcross.driver.global_model())
 
 
 def test_the_record_shows_the_pool(tmp_path):
-    metrics = run(tmp_path, "method=fedcross", "rounds=1").method._report.metrics
+    metrics = run(tmp_path, "method=fedcross", "rounds=1").driver.report.metrics
     assert -1 <= metrics["pool_similarity_mean"] <= 1
     assert metrics["pool_spread"] > 0
 
 
 def test_a_ramp_of_one_round_begins_at_its_end():
     ramp = {"schedule": "linear", "start": 3, "end": 4, "rounds": 1}
-    method = FedCross(clients_per_round=3, k=ramp)
-    method.begin({"w": np.zeros(2, np.float32)})
+    method = Game(FedCross, {"w": np.zeros(2, np.float32)}, clients_per_round=3, k=ramp)
     assert len(method.pool) == 4

@@ -6,22 +6,27 @@ import numpy as np
 import pytest
 
 from fedcross.strategies.fedcross_async import FedCrossAsync
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Round, Upload
 from tests.support.federation import run, same
+from tests.support.game import Game
 
 
 def begun(k: int = 3, **values):
     """Return a method with k slots, of models with one parameter that starts at 0 and one counter."""
-    method = FedCrossAsync(clients_per_round=k, **{"selection": "in_order", "alpha": 0.75, **values})
-    method.begin({"w": np.zeros(1, np.float32), "n": np.array(0, np.int64)}, {"w"})
-    return method
+    return Game(
+        FedCrossAsync,
+        {"w": np.zeros(1, np.float32), "n": np.array(0, np.int64)},
+        {"w"},
+        clients_per_round=k,
+        **{"selection": "in_order", "alpha": 0.75, **values},
+    )
 
 
 def feed(method, **values):
     """Let these uploads arrive at the same time: s0=4.0 is slot 0's."""
     sent = [Upload(0, int(name[1:]), {"w": np.float32([w]), "n": np.array(int(w), np.int64)}, {}, 1, {})
             for name, w in values.items()]  # fmt: skip
-    return method.aggregate(Round(1, 0, (), 0), sent)
+    return method.aggregate(Round(1, 0, (), 0, last=False), sent)
 
 
 def rows(method):
@@ -31,10 +36,10 @@ def rows(method):
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("method.selection=random", "method.alpha=0.7", "compression.up=int8")])
 def test_equal_durations_are_fedcross_to_the_bit(tmp_path, more):
-    ours = run(tmp_path / "a", "method=fedcross_async", "devices=equal", *more).method
-    theirs = run(tmp_path / "b", "method=fedcross", *more).method
+    ours = run(tmp_path / "a", "method=fedcross_async", "devices=equal", *more).driver
+    theirs = run(tmp_path / "b", "method=fedcross", *more).driver
     assert same(ours.global_model(), theirs.global_model())
-    assert (ours.pool.rows == theirs.pool.rows).all()
+    assert (ours.state.pool.rows == theirs.state.pool.rows).all()
     assert {line["staleness"] for line in visits(tmp_path / "a")} == {0}
 
 
@@ -93,8 +98,15 @@ def test_the_measure_decides_whose_upload_is_the_least_similar(similarity, expec
 
     The cosine of a and c is 0, of a and b 1: a mixes with c. |a - b| is 9, |a - c| is 2: it mixes with b.
     """
-    method = FedCrossAsync(clients_per_round=4, selection="lowest_similarity", similarity=similarity, alpha=0.75)
-    method.begin({"w": np.zeros(2, np.float32)}, {"w"})
+    method = Game(
+        FedCrossAsync,
+        {"w": np.zeros(2, np.float32)},
+        {"w"},
+        clients_per_round=4,
+        selection="lowest_similarity",
+        similarity=similarity,
+        alpha=0.75,
+    )
     values = {1: [1, 0], 2: [10, 0], 3: [0, 1]}
     method.aggregate(
         Round(1, 0, (), 0), [Upload(0, slot, {"w": np.float32(w)}, {}, 1, {}) for slot, w in values.items()]
@@ -114,6 +126,6 @@ def test_alpha_1_mixes_nothing_and_an_empty_group_changes_nothing():
 def test_a_lost_slot_sends_the_same_model_again():
     method = begun(2)
     feed(method, s0=4.0, s1=8.0)
-    before = method.payload(1, 0).arrays["w"].copy()
+    before = method.send(1).arrays["w"].copy()
     feed(method, s0=6.0)
-    assert method.payload(1, 5).arrays["w"] == before
+    assert method.send(1).arrays["w"] == before

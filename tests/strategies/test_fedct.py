@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedcross.conf.schema import load
-from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedct import FedCT
-from fedcross.strategies.parts.objective import Batch
-from fedcross.strategies.round.cross_training import GROUP, Learner, Prototypes
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Round, Upload
+from fedcross.strategies.objective import Batch
+from fedcross.strategies.parts.cross_training import GROUP, Learner, Prototypes
 from fedcross.tasks.models._split import Split
 from tests.support.federation import run, same, session
+from tests.support.game import Game
 from tests.support.plain import PlainNet
 
 F64 = torch.float64
@@ -66,12 +65,12 @@ def test_mixing_in_prototypes_by_hand():
 
 
 def test_mixing_in_prototypes_needs_them_even_without_contrast():
-    method = FedCT(kappa=0.0, broadcast="random", mixing="prototypes", clients_per_round=2)
-    assert method.uses_prototypes
+    method = begun(kappa=0.0, broadcast="random", mixing="prototypes")
+    assert method.params.uses_prototypes
     method.learners = {0: Learner({}, 1.0, 5, Prototypes(np.eye(2, dtype=np.float32), np.ones(2, bool)))}
     method.latest = {5: Prototypes(3 * np.eye(2, dtype=np.float32), np.ones(2, bool))}
-    assert method.guidance(0)[GROUP]["vectors"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
-    assert not FedCT(kappa=0.0, eta=0.0, broadcast="random", mixing="prototypes").uses_prototypes
+    assert method.method.guidance(method.state, 0)[GROUP]["vectors"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
+    assert not FedCT.Params(kappa=0.0, eta=0.0, broadcast="random", mixing="prototypes").uses_prototypes
 
 
 def test_the_gradient_of_mixing_by_hand():
@@ -146,20 +145,25 @@ def uploads():
 
 
 def begun(**values):
-    method = FedCT(clients_per_round=3, seed=1, **values)
-    method.begin({"classifier.weight": np.zeros((2, 1), np.float32), "x": np.zeros(1, np.float32)})
+    arrays = {"classifier.weight": np.zeros((2, 1), np.float32), "x": np.zeros(1, np.float32)}
+    method = Game(FedCT, arrays, clients_per_round=3, seed=1, **values)
     current = Round(1, 0, (10, 11, 12), 1)
     assert [p.config for p in method.dispatch(current)] == [{"prototypes": True}] * 3
     method.aggregate(current, uploads())
     return method
 
 
+def route(method, exchange=1):
+    return method.method.route(method.state, Round(1, exchange, (10, 11, 12), 1))
+
+
 def hosts(**values):
-    return begun(**values).route(Round(1, 1, (10, 11, 12), 1))
+    return route(begun(**values))
 
 
 def test_the_consistency_matrix_by_hand():
-    v = begun().consistencies([0, 1, 2], [10, 11, 12])
+    method = begun()
+    v = method.consistencies(method.state, [0, 1, 2], [10, 11, 12])
     expected = [[math.log(1 + math.exp(-2 * w * z)) for z in SCALES] for w in SIGNS]
     np.testing.assert_allclose(v, expected, rtol=1e-6)
 
@@ -167,7 +171,7 @@ def test_the_consistency_matrix_by_hand():
 def test_consistency_without_bias_averages_over_present_classes():
     method = begun()
     method.latest[11] = Prototypes(np.array([[-1.0], [99.0]], np.float32), np.array([True, False]))
-    v = method.consistencies([0], [11])
+    v = method.consistencies(method.state, [0], [11])
     assert v[0, 0] == pytest.approx(math.log(1 + math.exp(2)))
 
 
@@ -215,48 +219,28 @@ def test_a_second_exchange_matches_by_what_the_hosts_found():
     assert all(p.config == {"prototypes": True} for p in payloads)
     found = [Upload(p.client, p.slot, p.arrays, uploads()[p.client - 10].extras, 5, {}) for p in payloads]
     method.aggregate(current, found)
-    _, _, stay = method.places(Round(1, 2, (10, 11, 12), 1))
+    _, _, stay = method.method.places(method.state, Round(1, 2, (10, 11, 12), 1))
     assert stay.tolist() == [[False, False, True], [True, False, False], [False, True, False]]
-    again = method.route(Round(1, 2, (10, 11, 12), 1))
+    again = route(method, 2)
     # Forbidden now: 0->12, 1->10, 2->11. Everyone home: w z = 1, -2, -3; or 0->11, 1->12, 2->10: -1, 6, -1.
     # v: .127 + 4.018 + 6.002 against 2.127 + 0 + 2.127.
     assert again == {0: 11, 1: 12, 2: 10}
     assert method.learners[0].weight == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["int8", "float16"])
-def test_clients_that_keep_one_residual_are_not_asked_for_two_uploads(kind):
-    """The model depended on the number of workers: the last upload's residual stayed."""
-    pair = ["method=fedct", "method.matching=literal", f"compression.up={kind}"]
-    with pytest.raises(ConfigError) as caught:
-        load(pair)
-    assert caught.value.faults == [
-        f"compression.up={kind}: with method.matching=literal several models can train at one client at once, and it "
-        "keeps one rounding error for the next upload. Choose compression.up=float32, or method.matching=assignment or "
-        "greedy."
-    ]
-    alone = FedCT(matching="literal", compression={"up": kind}, nonce=True)
-    with pytest.raises(ConfigError, match="keeps one rounding error"):
-        alone.begin({"classifier.weight": np.zeros((2, 3), np.float32)})
-    load([*pair, "method.broadcast=random"])
-    load([*pair[:1], "method.matching=greedy", pair[2]])
-    load([*pair[:2], f"compression.down={kind}"])
-
-
 def test_literal_matching_trains_several_models_at_one_host(tmp_path):
     overrides = ("method=fedct", "method.matching=literal", "partition=dirichlet", "partition.min_size=5", "rounds=2")
     done = run(tmp_path / "a", *overrides, "method.exchanges=2")
     again = run(tmp_path / "b", *overrides, "method.exchanges=2")
-    assert done.method._report.clients == 9
-    model = done.method.global_model()
-    assert all((model[name] == again.method.global_model()[name]).all() for name in model)
+    assert done.driver.report.clients == 9
+    model = done.driver.global_model()
+    assert all((model[name] == again.driver.global_model()[name]).all() for name in model)
 
 
 def test_a_shared_hosts_prototypes_are_the_mean_of_its_models():
     # Models 0 and 1 trained at client 12: classes (present in both, in the first, in the second) = (1+3)/2, 5, 7.
     method = begun()
-    method.exchanges = 3
+    method.method.exchanges = lambda _: 3
 
     def trained(slot, vectors, present):
         group = {"vectors": np.array(vectors, np.float32), "present": np.array(present)}
@@ -276,16 +260,16 @@ def test_a_shared_hosts_prototypes_are_the_mean_of_its_models():
 def test_a_host_that_lacks_prototypes_costs_nothing_and_everybody_else_is_matched():
     method = begun()
     del method.latest[12]
-    assert method.consistencies([0, 1, 2], [12]).tolist() == [[0], [0], [0]]
-    assert sorted(method.route(Round(1, 1, (10, 11, 12), 1)).values()) == [10, 11, 12]
+    assert method.consistencies(method.state, [0, 1, 2], [12]).tolist() == [[0], [0], [0]]
+    assert sorted(route(method).values()) == [10, 11, 12]
     method.learners[0] = Learner(method.learners[0].arrays, 1.0, 10, None)
-    assert method.guidance(0) == {}
+    assert method.method.guidance(method.state, 0) == {}
 
 
 def test_random_broadcast_without_contrast_needs_no_prototypes():
-    assert not FedCT(broadcast="random", kappa=0).uses_prototypes
-    assert FedCT(kappa=0).uses_prototypes
-    assert FedCT(broadcast="random").uses_prototypes
+    assert not FedCT.Params(broadcast="random", kappa=0).uses_prototypes
+    assert FedCT.Params(kappa=0).uses_prototypes
+    assert FedCT.Params(broadcast="random").uses_prototypes
 
 
 def test_an_unused_matching_is_remarked():
@@ -312,18 +296,18 @@ def test_the_loss_at_home_is_moons():
 
 def test_only_with_moon_there_is_a_projection_head():
     model = Split(torch.nn.Identity(), torch.nn.Linear(3, 2))
-    assert FedCT.build_model(model, FedCT.Params()) is model
-    projected = FedCT.build_model(model, FedCT.Params(base="moon", hidden=5, width=4))
+    assert FedCT().network(model) is model
+    projected = FedCT(base="moon", hidden=5, width=4).network(model)
     assert projected.classifier.in_features == 4
 
 
 @pytest.mark.slow
 def test_with_moon_the_first_round_has_no_negative_and_later_ones_do(tmp_path):
-    with_moon = run(tmp_path / "a", *MOON, "rounds=1").method.global_model()
-    without = run(tmp_path / "b", *MOON, "method.mu=0", "rounds=1").method.global_model()
+    with_moon = run(tmp_path / "a", *MOON, "rounds=1").driver.global_model()
+    without = run(tmp_path / "b", *MOON, "method.mu=0", "rounds=1").driver.global_model()
     assert same(with_moon, without)
-    later = run(tmp_path / "c", *MOON, "rounds=2").method.global_model()
-    assert not same(later, run(tmp_path / "d", *MOON, "method.mu=0", "rounds=2").method.global_model())
+    later = run(tmp_path / "c", *MOON, "rounds=2").driver.global_model()
+    assert not same(later, run(tmp_path / "d", *MOON, "method.mu=0", "rounds=2").driver.global_model())
 
 
 @pytest.mark.slow
@@ -338,9 +322,14 @@ def test_the_model_from_home_outlives_the_visit_as_a_host(tmp_path, monkeypatch)
     monkeypatch.setattr(FedCT.Objective, "prepare", watched)
     ready = session(tmp_path, *MOON, "rounds=2")
     homes = {}
-    ready.method.observer = lambda current, uploads: homes.update(
-        {u.client: u.arrays["classifier.weight"] for u in uploads if (current.number, current.exchange) == (1, 0)}
-    )
+    real = ready.driver.method.aggregate
+
+    def aggregate(state, current, uploads):
+        if (current.number, current.exchange) == (1, 0):
+            homes.update({u.client: u.arrays["classifier.weight"] for u in uploads})
+        return real(state, current, uploads)
+
+    ready.driver.method.aggregate = aggregate
     ready.execute()
     in_round_two = {client: state for number, exchange, client, state in kept if (number, exchange) == (2, 0)}
     assert len(in_round_two) == 3
@@ -352,4 +341,4 @@ def test_a_resumed_run_with_moon_equals_an_uninterrupted_one(tmp_path):
     whole = run(tmp_path / "whole", *MOON, "rounds=3")
     run(tmp_path / "part", *MOON, "rounds=2")
     resumed = run(tmp_path / "part", *MOON, "rounds=3", f"resume={tmp_path / 'part'}")
-    assert same(whole.method.global_model(), resumed.method.global_model())
+    assert same(whole.driver.global_model(), resumed.driver.global_model())

@@ -10,15 +10,21 @@ PRIVATE = "privacy.enabled=true"
 
 
 def test_only_models_travel(tmp_path):
-    method = run(tmp_path, "method=fedexg", "rounds=1").method
-    assert method._report.bytes_down == method._report.bytes_up == 2 * 3 * 4 * 4810
+    report = run(tmp_path, "method=fedexg", "rounds=1").driver.report
+    assert report.bytes_down == report.bytes_up == 2 * 3 * 4 * 4810
 
 
 def test_with_privacy_too_nothing_but_noised_models_travel(tmp_path):
     """Both visits of a round are counted, and neither tells a loss, a number of examples or prototypes."""
     ready = session(tmp_path, "method=fedexg", "rounds=1", PRIVATE, "privacy.noise=0.01")
     seen = []
-    ready.method.observer = lambda current, uploads: seen.extend((current.exchange, one) for one in uploads)
+    real = ready.driver.method.aggregate
+
+    def aggregate(state, current, uploads):
+        seen.extend((current.exchange, one) for one in uploads)
+        return real(state, current, uploads)
+
+    ready.driver.method.aggregate = aggregate
     ready.execute()
     assert [exchange for exchange, _ in seen] == [0, 0, 0, 1, 1, 1]
     assert all((one.extras, one.metrics, one.num_examples) == ({}, {}, 1) for _, one in seen)

@@ -56,9 +56,9 @@ def test_a_limit_of_one_is_fedavg_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=fedexp", "method.most=1", "method.last_two=false", *unlike)
     b = run(tmp_path / "b", "method=fedavg", *unlike)
     c = run(tmp_path / "c", "method=fedexp", "method.last_two=false", *unlike)
-    assert same(a.method.global_model(), b.method.global_model())
-    assert not same(c.method.global_model(), b.method.global_model())
-    report = c.method._report
+    assert same(a.driver.global_model(), b.driver.global_model())
+    assert not same(c.driver.global_model(), b.driver.global_model())
+    report = c.driver.report
     assert report.metrics["server_step"] > 1.5  # without the limit
     assert (report.bytes_down, report.bytes_up) == (6 * 4 * 4810, 6 * 4 * 4810)
 

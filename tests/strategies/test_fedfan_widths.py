@@ -6,19 +6,15 @@ import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from fedcross.conf.schema import load
-from fedcross.core.errors import StorageError
-from fedcross.server.commands.export import network
-from fedcross.server.launch import launch
 from fedcross.strategies.fedfan import FedFan
-from fedcross.strategies.wire.protocol import Round, Upload
-from fedcross.tasks.models.slicing import FULL, Size
-from tests.strategies.pool.test_sliced import PLAN, full
+from fedcross.strategies.method import Round, Upload
+from fedcross.tasks.models.width import FULL, Width
+from tests.strategies.parts.test_corners import PLAN, full
 from tests.strategies.test_fedfan import PLAIN, own_share
 from tests.support.command import subcommand
-from tests.support.federation import SMALL, run, same, session
+from tests.support.federation import run, same, session
+from tests.support.game import Game
 from tests.support.slices import POOL, THREE
 
 export_command = subcommand("export")
@@ -32,15 +28,16 @@ TRAINED = {"in", "out", "bias"}
 
 
 def begun(**values):
-    method = FedFan(clients_per_round=3, widths=(1.0, 0.66, 0.3), **(PLAIN | values))
-    method.plan = PLAN
-    method.begin(full(), TRAINED)
-    return method
+    return Game(FedFan, full(), TRAINED, corners=PLAN, widths=(1.0, 0.66, 0.3), **(PLAIN | values))
+
+
+def of_every_width(method):
+    return method.method.evaluation(method.state).widths
 
 
 def feed(method, number, *starts):
     """Aggregate uploads whose values are `starts` above those of the initial model."""
-    sizes = method.pool.sizes
+    sizes = method.pool.widths
     sent = [
         Upload(slot, slot, PLAN.corner(full(start, slot + 1), sizes[slot]), {}, 1, {})
         for slot, start in enumerate(starts)
@@ -85,11 +82,11 @@ def test_the_global_models_average_the_means_of_their_width():
     method = begun(push=0.0, tail=0.0)
     feed(method, 1, 3, 6, 9)
     feed(method, 2, 6, 12, 18)
-    models = method.slice_models()
-    assert list(models) == [FULL, Size(0.66), Size(0.3)]
+    models = of_every_width(method)
+    assert list(models) == [FULL, Width(0.66), Width(0.3)]
     assert same(models[FULL], method.global_model())
     assert (models[FULL]["in"] - full()["in"]).tolist() == [[9, 9], [6.75, 6.75], [4.5, 4.5]]
-    assert (models[Size(0.3)]["in"] - full()["in"][:1]).tolist() == [[9, 9]]
+    assert (models[Width(0.3)]["in"] - full()["in"][:1]).tolist() == [[9, 9]]
     assert [models[size]["mean"][0] for size in models] == pytest.approx([4.5, 9, 13.5])
 
 
@@ -104,8 +101,8 @@ def test_width_1_everywhere_is_fedfan_to_the_bit(tmp_path):
     settings = (*THREE[:2], "train.lr=0.1", "method=fedfan", "method.reach=0.5")
     plain = run(tmp_path / "plain", *settings)
     sliced = run(tmp_path / "sliced", *settings, "method.widths=[1.0]")
-    assert same(plain.method.global_model(), sliced.method.global_model())
-    assert (plain.method.pool.rows == sliced.method.pool.rows).all()
+    assert same(plain.driver.global_model(), sliced.driver.global_model())
+    assert (plain.driver.state.pool.rows == sliced.driver.state.pool.rows).all()
 
 
 def test_whole_rounds_and_a_resume_with_batch_normalisation(tmp_path):
@@ -118,68 +115,16 @@ def test_whole_rounds_and_a_resume_with_batch_normalisation(tmp_path):
     first.execute()
     second = session(tmp_path / "half", *FAN, f"resume={tmp_path / 'half'}")
     second.execute()
-    for size, model in whole.method.slice_models().items():
-        assert same(model, second.method.slice_models()[size])
+    for size, model in whole.driver.evaluation().widths.items():
+        assert same(model, second.driver.evaluation().widths[size])
 
 
 def test_the_first_groups_stay_whole(tmp_path):
     """method.whole=1: AdaptiveFL's slices, the network's first group of channels is in every model."""
     ready = session(tmp_path / "run", *FAN, "method.whole=1")
     ready.execute()
-    models = ready.method.slice_models()
-    assert list(models) == [FULL, Size(0.66, 1), Size(0.4, 1)]
+    models = ready.driver.evaluation().widths
+    assert list(models) == [FULL, Width(0.66, 1), Width(0.4, 1)]
     first = next(iter(models[FULL]))
     assert {model[first].shape for model in models.values()} == {models[FULL][first].shape}
-    assert models[Size(0.4, 1)]["last.weight"].size < models[FULL]["last.weight"].size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "size"),
-    [
-        (["method=fedfan", "method.whole=1"], Size(0.4, 1)),
-        (["method=adaptivefl", "method.starts=[1]"], Size(0.4, 1)),
-        (["method=adaptivefl", "method.starts=[0,1]"], Size(0.4)),
-    ],
-)
-def test_a_width_whose_first_groups_are_whole_is_exported_and_loaded(tmp_path, method, size):
-    own = [*SMALL, *(one for one in FAN if not one.startswith(("method=", "method.reach"))), *method]
-    folder = launch([*own, "engine.workers=1"], tmp_path / "run")
-    assert export_command([str(folder), "--width", "0.4"]) == 0
-    file = load_file(folder / f"model-round-000003-width-{size.text}.safetensors")
-    model = network(folder, width=0.4)
-    assert {name: t.numel() for name, t in model.state_dict().items()} == {n: a.size for n, a in file.items()}
-    task = load(own).load_data().task
-    hits = model(task.prepare(task.test.x)).argmax(1).numpy() == task.test.y
-    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["width_accuracy"][size.text] == hits.mean()
-    with pytest.raises(StorageError, match=r"has the widths 1, 0\.66.*, 0\.4.*\. Name one of them"):
-        network(folder, width=0.5)
-
-
-def test_values_that_no_slot_has_count_for_nothing(monkeypatch):
-    """Without a model of width 1: memory that was never written would count in step and way."""
-
-    def ways(fill):
-        def dirty(like, *args, **kwargs):
-            found = np.zeros_like(like, *args, **kwargs)
-            found[...] = fill
-            return found
-
-        monkeypatch.setattr(np, "empty_like", dirty)
-        method = FedFan(clients_per_round=2, widths=(0.66, 0.3))
-        method.plan = PLAN
-        method.begin(full(), TRAINED)
-        other = FedFan(clients_per_round=2, widths=(0.66, 0.3))
-        other.plan = PLAN
-        other.begin(full(), TRAINED)
-        other.restore(method.state())
-        sizes = method.pool.sizes
-        sent = [Upload(slot, slot, PLAN.corner(full(2, slot), sizes[slot]), {}, 1, {}) for slot in range(2)]
-        return [
-            [one.aggregate(Round(number, 0, (0, 1), 2), sent)["way"] for number in (1, 2, 3)] for one in (method, other)
-        ]
-
-    (clean, again), (other, resumed) = ways(0), ways(1e6)
-    assert clean[0] > 0
-    assert clean == again == other == resumed
+    assert models[Width(0.4, 1)]["last.weight"].size < models[FULL]["last.weight"].size

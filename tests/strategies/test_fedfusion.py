@@ -8,25 +8,25 @@ import pytest
 import torch
 from torch import nn
 
-from fedcross.client.app import app as client_app
-from fedcross.client.batched.state import Work
+from fedcross.client.batched.stack import Work
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
-from fedcross.conf.compose import join
 from fedcross.conf.schema import Train, load
 from fedcross.core.errors import ConfigError
-from fedcross.engines.grid import LocalGrid
 from fedcross.strategies.fedavg import FedAvg
-from fedcross.strategies.fedfusion import REFERENCE, SHARE, Blend, Concatenate, FedFusion, Fusion, frozen, operator
-from fedcross.strategies.parts.objective import Batch, Objective, Trained, Visit
-from fedcross.strategies.round.federation import RoundReport
-from fedcross.strategies.round.registry import method_class
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.fedfusion import REFERENCE, SHARE, FedFusion, Fusion, frozen
+from fedcross.strategies.method import Round, Upload
+from fedcross.strategies.objective import Batch, Objective, Trained, Visit
+from fedcross.strategies.parts.fusion import Blend, Concatenate, operator
+from fedcross.strategies.round.registry import build_network
 from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models import create
 from fedcross.tasks.models._split import Split
 from fedcross.tasks.models.dropout import Dropout, dropout_names, seed_dropout
+from tests.support.bench import check_resume
+from tests.support.federation import run
+from tests.support.game import Game
 
 EXAMPLES = 10
 
@@ -71,7 +71,7 @@ def visited(objective: Objective, module: nn.Module, epochs: int, batch: int) ->
 
 def fused(name: str, norm: bool = False, **values: object) -> tuple[Fusion, nn.Module]:
     params = FedFusion.Params.model_validate({"operator": name, **values})
-    return Fusion(params), FedFusion.network(small(norm), params, seed=1)
+    return Fusion(params), build_network(FedFusion(params), small(norm), 1)
 
 
 # ---- operators -----------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_network_keeps_names_and_attributes():
 def test_added_weights_depend_on_the_seed_only():
     params = FedFusion.Params(operator="conv")
     before = torch.get_rng_state()
-    first, again, other = (FedFusion.network(small(), params, seed).state_dict() for seed in (1, 1, 2))
+    first, again, other = (build_network(FedFusion(params), small(), seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     name = "features.fusion.weight"
     assert torch.equal(first[name], again[name])
@@ -142,7 +142,7 @@ def test_model_without_an_extractor_is_refused():
     config = load(["task=digits", "model=mlp", "method=fedfusion"])
     task = config.module("task").load(config.task)
     with pytest.raises(ConfigError, match="extractor_channels=0"):
-        FedFusion.network(create("mlp", config.model, task, 1), config.method, 1)
+        build_network(FedFusion(config.method), create("mlp", config.model, task, 1), 1)
 
 
 # ---- the client ----------------------------------------------------------------------------------------------------
@@ -325,15 +325,15 @@ def test_the_operator_stands_behind_the_extractor_in_the_state_dict():
 
 def test_one_channel_is_enough_and_no_word_of_channels_is_none():
     one = Split(nn.Sequential(OrderedDict(extractor=nn.Conv2d(1, 1, 3))), nn.Linear(1, 1), extractor_channels=1)
-    assert FedFusion.build_model(one, FedFusion.Params()).extractor_channels == 1
+    assert FedFusion().network(one).extractor_channels == 1
     with pytest.raises(ConfigError, match="marks none"):
-        FedFusion.build_model(nn.Sequential(), FedFusion.Params())
+        FedFusion().network(nn.Sequential())
 
 
 # ---- the server ----------------------------------------------------------------------------------------------------
 
 
-def upload(method: FedFusion, slot: int, examples: int, **values: float) -> Upload:
+def upload(method: Game, slot: int, examples: int, **values: float) -> Upload:
     """A model whose entries named in `values` (dots as __) are constant and the others as they are."""
     arrays = {name: array.copy() for name, array in method.model.items()}
     for name, value in values.items():
@@ -341,11 +341,9 @@ def upload(method: FedFusion, slot: int, examples: int, **values: float) -> Uplo
     return Upload(slot, slot, arrays, {}, examples, {"cache-mib": 2.0 + slot})
 
 
-def begun(**values: object) -> FedFusion:
-    method = FedFusion(**values)
-    network = FedFusion.network(small(), method.params, 1)
-    method.begin({name: t.numpy().copy() for name, t in network.state_dict().items()})
-    return method
+def begun(**values: object) -> Game:
+    network = build_network(FedFusion(**values), small(), 1)
+    return Game(FedFusion, {n: t.numpy().copy() for n, t in network.state_dict().items()}, **values)
 
 
 @pytest.mark.parametrize(
@@ -387,15 +385,15 @@ def test_lambda_over_rounds_is_the_shadow_of_the_code():
 def test_evaluation_uses_the_extractor_that_clients_held():
     method = begun(operator="conv")
     initial = {n: a.copy() for n, a in method.model.items() if n.startswith("features.extractor.")}
-    assert np.array_equal(method.evaluation_arrays()[REFERENCE + "0.weight"], initial["features.extractor.0.weight"])
+    assert np.array_equal(method.global_model()[REFERENCE + "0.weight"], initial["features.extractor.0.weight"])
     bias = "features.extractor.0.bias"
     method.aggregate(Round(1, 0, (0,), 0), [upload(method, 0, 1, features__extractor__0__bias=7)])
     method.aggregate(Round(2, 0, (0,), 0), [upload(method, 0, 1, features__extractor__0__bias=9)])
     method.aggregate(Round(3, 0, (0,), 0), [])  # everyone was lost: nothing moves
-    arrays = method.evaluation_arrays()
+    arrays = method.global_model()
     assert arrays[bias].tolist() == [9, 9]
     assert arrays[REFERENCE + "0.bias"].tolist() == [7, 7]
-    network = FedFusion.evaluation_network(FedFusion.network(small(), method.params, 1), method.params).eval()
+    network = method.method.network(build_network(method.method, small(), 1), deployed=True).eval()
     network.load_state_dict({n: torch.from_numpy(a) for n, a in arrays.items()})
     x = torch.randn(4, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     held = network.features.extractor
@@ -409,9 +407,9 @@ def test_evaluation_uses_the_extractor_that_clients_held():
 
 def test_current_inference_uses_one_extractor():
     method = begun(operator="conv", inference="current")
-    network = FedFusion.network(small(), method.params, 1).eval()
-    assert FedFusion.evaluation_network(network, method.params) is network
-    assert set(method.evaluation_arrays()) == set(network.state_dict())
+    network = build_network(method.method, small(), 1).eval()
+    assert method.method.network(network, deployed=True) is network
+    assert set(method.global_model()) == set(network.state_dict())
     x = torch.randn(4, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(network(x), network(x, network.features.extractor(x)))
@@ -419,81 +417,31 @@ def test_current_inference_uses_one_extractor():
 
 # ---- the whole round -----------------------------------------------------------------------------------------------
 
-
-class Federation:
-    """Two clients on handwritten digits over the local grid."""
-
-    def __init__(self, folder: Path, *overrides: str) -> None:
-        base = [
-            "task=digits", "task.limit=48", "task.limit_test=40", "model=fedfusion_mnist", "partition=iid",
-            "partition.clients=3", "clients_per_round=2", "train.epochs=2", "train.batch=16", "train.momentum=0.9",
-            "rounds=4", "seed=3", f"data_root={folder}",
-        ]  # fmt: skip
-        self.overrides = [*base, *overrides]
-        self.config = load(self.overrides)
-        self.grid = LocalGrid(client_app, 3, {"overrides": join(self.overrides)})
-
-    def method(self) -> FedAvg | FedFusion:
-        config = self.config
-        kind = method_class(config.modules["method"])
-        model = create(config.modules["model"], config.model, config.module("task").load(config.task), config.seed)
-        method = kind(config.method, seed=3, rounds=4, clients_per_round=2, run="test", nonce=True)
-        network = kind.network(model, config.method, config.seed)
-        method.begin({n: t.numpy().copy() for n, t in network.state_dict().items()})
-        return method
-
-    def rounds(self, method: FedAvg | FedFusion, first: int, last: int) -> list[RoundReport]:
-        return [method.run_round(number, self.grid) for number in range(first, last + 1)]
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FEDCROSS_STATE", str(tmp_path / "clients"))
-    return tmp_path
+OWN = ("model=fedfusion_mnist", "task.limit=48", "task.limit_test=40", "partition.clients=3", "clients_per_round=2",
+       "train.momentum=0.9")  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "extra"), [("conv", 8256), ("multi", 64), ("single", 1)])
-def test_wire_is_the_model_and_the_operator(here: Path, name: str, extra: int):
-    plain = Federation(here, "method=fedavg")
-    method = plain.method()
-    (bare,) = plain.rounds(method, 1, 1)
-    weights = sum(a.size for a in method.global_model().values())
-    assert bare.bytes_down == bare.bytes_up == 2 * 4 * weights
-    federation = Federation(here, "method=fedfusion", f"method.operator={name}")
-    (report,) = federation.rounds(federation.method(), 1, 1)
+def test_wire_is_the_model_and_the_operator(tmp_path: Path, name: str, extra: int):
+    plain = run(tmp_path / "a", *OWN, "method=fedavg", "rounds=1").driver
+    weights = sum(a.size for a in plain.global_model().values())
+    assert plain.report.bytes_down == plain.report.bytes_up == 2 * 4 * weights
+    report = run(tmp_path / "b", *OWN, "method=fedfusion", f"method.operator={name}", "rounds=1").driver.report
     assert report.bytes_down == report.bytes_up == 2 * 4 * (weights + extra)
     assert (report.dropped, dict(report.rejected)) == (0, {})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [["method.operator=conv"], ["method.operator=multi", "method.momentum=keep"]])
-def test_resumed_run_is_bit_equal(here: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str]):
-    def final(parts: list[tuple[int, int]], where: str) -> dict[str, np.ndarray]:
-        monkeypatch.setenv("FEDCROSS_STATE", str(here / where))
-        state, arrays = None, {}
-        for first, last in parts:
-            federation = Federation(here, "method=fedfusion", *settings)
-            method = federation.method()
-            if state is not None:
-                method.resume(state)
-            federation.rounds(method, first, last)
-            state, arrays = method.checkpoint(), method.evaluation_arrays()
-        return arrays
-
-    whole, pieces = final([(1, 4)], "whole"), final([(1, 2), (3, 4)], "pieces")
-    assert any(name.startswith(REFERENCE) for name in whole)
-    assert set(whole) == set(pieces)
-    assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
+def test_resumed_run_is_bit_equal(tmp_path: Path, settings: list[str]):
+    check_resume(tmp_path, *OWN, "method=fedfusion", *settings)
 
 
 @pytest.mark.slow
-def test_kept_momentum_changes_the_second_visit_only(here: Path):
-    runs = {}
-    for policy in ("reset", "keep"):
-        federation = Federation(here / policy, "method=fedfusion", "partition.clients=2", f"method.momentum={policy}")
-        method, runs[policy] = federation.method(), []
-        for number in (1, 2):
-            federation.rounds(method, number, number)
-            runs[policy].append(method.model["classifier.weight"].copy())
-    assert np.array_equal(runs["reset"][0], runs["keep"][0])
-    assert not np.array_equal(runs["reset"][1], runs["keep"][1])
+def test_kept_momentum_changes_the_second_visit_only(tmp_path: Path):
+    def weights(policy: str, rounds: int) -> np.ndarray:
+        own = ("method=fedfusion", "partition.clients=2", f"method.momentum={policy}", f"rounds={rounds}")
+        return run(tmp_path / f"{policy}{rounds}", *OWN, *own).driver.state.model["classifier.weight"]
+
+    assert np.array_equal(weights("reset", 1), weights("keep", 1))
+    assert not np.array_equal(weights("reset", 2), weights("keep", 2))

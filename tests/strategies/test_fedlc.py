@@ -7,7 +7,7 @@ import torch
 from fedcross.client.flat_model import ModuleNet
 from fedcross.conf.schema import Train
 from fedcross.strategies.fedlc import Calibrated, FedLC, FedLCParams
-from fedcross.strategies.parts.objective import Batch
+from fedcross.strategies.objective import Batch
 from tests.support.bench import check_batched, open_visit, play, two_layers
 from tests.support.federation import run, same
 from tests.support.single import arrays, begun, check_state, feed
@@ -57,9 +57,9 @@ def test_tau_0_is_fedavg_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=fedlc", "method.tau=0")
     b = run(tmp_path / "b", "method=fedavg")
     c = run(tmp_path / "c", "method=fedlc")
-    assert same(a.method.global_model(), b.method.global_model())
-    assert not same(c.method.global_model(), b.method.global_model())
-    report = c.method._report
+    assert same(a.driver.global_model(), b.driver.global_model())
+    assert not same(c.driver.global_model(), b.driver.global_model())
+    report = c.driver.report
     assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)
 
 

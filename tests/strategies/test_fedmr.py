@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcross.strategies.fedmr import FedMR, groups, permutations
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.method import Round
 from tests.support.pools import begun, check_empty, check_state, draws, feed, model
 
 
@@ -30,10 +30,10 @@ def test_the_rule_by_hand(monkeypatch):
 def test_every_entry_keeps_its_multiset_over_the_slots(partition):
     method, sent = begun(FedMR, 6, partition=partition), draws(6, 1)
     feed(method, 4, sent)
-    for entry in method.spec:
+    for entry in method.start.arrays:
         before = sorted(upload[entry].tobytes() for upload in sent.values())
         assert sorted(value.tobytes() for value in column(method, entry)) == before
-    mean = {entry: np.mean([upload[entry] for upload in sent.values()], 0, np.float64) for entry in method.spec}
+    mean = {entry: np.mean([upload[entry] for upload in sent.values()], 0, np.float64) for entry in method.start.arrays}
     for entry, array in method.global_model().items():
         np.testing.assert_allclose(array, np.trunc(mean[entry]) if entry == "n" else mean[entry], rtol=1e-6, atol=1e-7)
 
@@ -92,7 +92,7 @@ def test_whole_models_move_with_partition_1_and_say_so():
     found = [[s for s, u in sent.items() if all((u[e] == m[e]).all() for e in u)] for m in models]
     assert sorted(one for (one,) in found) == list(range(5))
     assert "daisychain" in method.params.remarks()[0]
-    assert FedMR(clients_per_round=2).params.remarks() == []
+    assert FedMR().params.remarks() == []
 
 
 def test_resume_and_empty_rounds():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcross.strategies.fedmut import FedMut, mutations
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.method import Round
 from tests.support.federation import run, same
 from tests.support.pools import begun, check_empty, check_state, draws, feed, model
 
@@ -73,8 +73,8 @@ def test_one_slot_and_no_radius_are_the_mean_of_the_uploads(tmp_path):
     one_slot = begun(FedMut, 1)
     feed(one_slot, 1, draws(1, 1))
     assert same(one_slot.pool.model(0), one_slot.global_model())
-    still = run(tmp_path / "a", "method=fedmut", "method.radius=0").method
-    fedavg = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").method
+    still = run(tmp_path / "a", "method=fedmut", "method.radius=0").driver
+    fedavg = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").driver
     for name, array in fedavg.global_model().items():
         np.testing.assert_allclose(still.global_model()[name], array, rtol=0, atol=1e-6)
 

@@ -6,7 +6,7 @@ import torch
 
 from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.fedntd import FedNTD, NotTrue, not_true, other_labels
-from fedcross.strategies.parts.objective import Batch
+from fedcross.strategies.objective import Batch
 from fedcross.tasks.models._split import Split
 from tests.support.bench import check_batched, check_resume, open_visit, play, two_layers
 from tests.support.federation import run, same
@@ -57,8 +57,8 @@ def test_beta_0_is_fedavg_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=fedntd", "method.beta=0")
     b = run(tmp_path / "b", "method=fedavg")
     c = run(tmp_path / "c", "method=fedntd")
-    assert same(a.method.global_model(), b.method.global_model())
-    assert not same(c.method.global_model(), b.method.global_model())
+    assert same(a.driver.global_model(), b.driver.global_model())
+    assert not same(c.driver.global_model(), b.driver.global_model())
 
 
 def test_clients_batch():
@@ -68,7 +68,7 @@ def test_clients_batch():
 @pytest.mark.slow
 def test_resume_and_wire(tmp_path):
     check_resume(tmp_path, "method=fedntd")
-    report = run(tmp_path / "wire", "method=fedntd", "rounds=1").method._report
+    report = run(tmp_path / "wire", "method=fedntd", "rounds=1").driver.report
     assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)
 
 

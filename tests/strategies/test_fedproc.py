@@ -3,14 +3,14 @@ import pytest
 import torch
 
 from fedcross.client.flat_model import ModuleNet
-from fedcross.strategies.defence.rules import Defence
 from fedcross.strategies.fedproc import FedProc, Prototypical
-from fedcross.strategies.parts.objective import Trained
-from fedcross.strategies.round.single_model import SingleModel
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Round, Upload
+from fedcross.strategies.objective import Trained
+from fedcross.strategies.parts.single_model import SingleModel
 from fedcross.tasks.models._split import Split
 from tests.support.bench import check_batched, check_resume, descent, open_visit, play, two_layers
 from tests.support.federation import run, same
+from tests.support.game import Game
 
 F0, V0 = np.array([[1.0, 0.5], [0.2, 1.0]]), np.array([[0.5, -0.3], [0.1, 0.4], [-0.2, 0.3]])
 #: One example per client: x, y. Label 2 is nobody's.
@@ -63,9 +63,9 @@ def upload(sums, counts, examples):
 
 
 def begun():
-    method = FedProc(clients_per_round=2)
-    method.begin({"classifier.weight": np.zeros((3, 2), np.float32)}, {"classifier.weight"})
-    return method
+    return Game(
+        FedProc, {"classifier.weight": np.zeros((3, 2), np.float32)}, {"classifier.weight"}, clients_per_round=2
+    )
 
 
 def test_prototypes_are_weighted_by_counts_and_missing_classes_keep_theirs():
@@ -87,29 +87,14 @@ def test_counts_that_do_not_add_up_have_no_say(counts):
     assert not method.prototypes.any()
 
 
-def test_with_the_defence_long_prototypes_are_shortened_and_lightened_counts_lowered():
-    """Longest class means 5, 5 and 1e20, at most 15. A client that counts as 2 of its 4 examples has half its counts.
-
-    Class 0: (1/2 (12, 16) + (0, 15)) / (2 + 1) = (2, 23/3), as (12, 16) / 4 is 5 long and (0, 1e20) counts as (0, 15).
-    """
-    method = FedProc(clients_per_round=2, defence=Defence(enabled=True))
-    method.begin({"classifier.weight": np.zeros((3, 2), np.float32)}, {"classifier.weight"})
-    told = [upload([[12, 16], [0, 0], [0, 0]], [4, 0, 0], 2), upload([[0, 0], [3, 4], [0, 0]], [0, 1, 0], 1)]
-    told.append(upload([[0, 1e20], [0, 0], [0, 0]], [1, 0, 0], 1))
-    found = method.judge_extras(told)
-    assert found.clipped == 1
-    method.aggregate(Round(1, 0, (0, 1, 2), 0), found.uploads)
-    assert method.prototypes == pytest.approx(np.array([[2, 23 / 3], [3, 4], [0, 0]]), rel=1e-6)
-
-
 @pytest.mark.slow
 def test_without_prototypes_it_is_fedavg_to_the_bit(tmp_path, monkeypatch):
     true = run(tmp_path / "c", "method=fedproc", "method.projection=false")
     monkeypatch.setattr(FedProc, "aggregate", SingleModel.aggregate)
     a = run(tmp_path / "a", "method=fedproc", "method.projection=false")
     b = run(tmp_path / "b", "method=fedavg")
-    assert same(a.method.global_model(), b.method.global_model())
-    assert not same(true.method.global_model(), b.method.global_model())
+    assert same(a.driver.global_model(), b.driver.global_model())
+    assert not same(true.driver.global_model(), b.driver.global_model())
 
 
 @pytest.mark.slow
@@ -119,7 +104,7 @@ def test_resume(tmp_path):
 
 def test_wire_is_one_model_and_the_prototypes(tmp_path):
     """Down 10 prototypes of 64 float32; up as many sums and 10 int64 counts."""
-    report = run(tmp_path, "method=fedproc", "method.projection=false", "rounds=1").method._report
+    report = run(tmp_path, "method=fedproc", "method.projection=false", "rounds=1").driver.report
     assert report.bytes_down == 3 * (4 * 4810 + 4 * 640)
     assert report.bytes_up == 3 * (4 * 4810 + 4 * 640 + 8 * 10)
 

@@ -45,8 +45,8 @@ def test_mu_0_is_fedavg_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=fedprox", "method.mu=0")
     b = run(tmp_path / "b", "method=fedavg")
     c = run(tmp_path / "c", "method=fedprox", "method.mu=1")
-    assert same(a.method.global_model(), b.method.global_model())
-    assert not same(c.method.global_model(), b.method.global_model())
+    assert same(a.driver.global_model(), b.driver.global_model())
+    assert not same(c.driver.global_model(), b.driver.global_model())
 
 
 def test_clients_batch():
@@ -56,5 +56,5 @@ def test_clients_batch():
 @pytest.mark.slow
 def test_resume_and_wire(tmp_path):
     check_resume(tmp_path, "method=fedprox")
-    report = run(tmp_path / "wire", "method=fedprox", "rounds=1").method._report
+    report = run(tmp_path / "wire", "method=fedprox", "rounds=1").driver.report
     assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)

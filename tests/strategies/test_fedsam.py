@@ -9,9 +9,9 @@ from fedcross.client.trainer import train
 from fedcross.conf.schema import load
 from fedcross.strategies.fedasam import AdaptiveSharpness, FedASAM, FedASAMParams
 from fedcross.strategies.fedsam import FedSAM, FedSAMParams, Sharpness
+from fedcross.strategies.method import Round
+from fedcross.strategies.objective import Objective
 from fedcross.strategies.parts.late import Swa
-from fedcross.strategies.parts.objective import Objective
-from fedcross.strategies.wire.protocol import Round
 from tests.support import visits as v
 from tests.support.bench import descent, play, two_layers
 from tests.support.federation import run, same
@@ -111,10 +111,10 @@ def test_both_trainers_agree(objective, norm):
 
 @pytest.mark.slow
 def test_rho_0_is_fedavg_to_the_bit(tmp_path):
-    plain = run(tmp_path / "a", "method=fedavg").method.global_model()
+    plain = run(tmp_path / "a", "method=fedavg").driver.global_model()
     for name in ("fedsam", "fedasam"):
-        assert same(run(tmp_path / name, f"method={name}", "method.rho=0").method.global_model(), plain)
-    report = run(tmp_path / "c", "method=fedsam", "rounds=1").method._report
+        assert same(run(tmp_path / name, f"method={name}", "method.rho=0").driver.global_model(), plain)
+    report = run(tmp_path / "c", "method=fedsam", "rounds=1").driver.report
     assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)
 
 
@@ -176,22 +176,11 @@ def test_a_longer_run_drops_an_average_that_is_not_of_its_own_end():
     assert short.global_model()["w"].tolist() == [8, 8]
     longer, little = begun(FedSAM, rounds=16, swa=swa), begun(FedSAM, rounds=9, swa=swa)
     for method in (longer, little):
-        method.restore(short.state())
+        method.resume(short.checkpoint())
         evaluated = []
-        for number in range(9, method.federation.rounds + 1):
+        for number in range(9, method.start.rounds + 1):
             feed(method, number, arrays(float(number)))
             evaluated.append(float(method.global_model()["w"][0]))
         method.seen = evaluated
     assert longer.seen == [9, 10, 11, 12, 13, 14, 14.5, 15]
     assert little.seen == [8.5]
-
-
-def test_an_older_checkpoint_keeps_its_average():
-    method = begun(FedSAM, rounds=8, swa={"start": 0.75, "cycle": 1})
-    for number in range(1, 9):
-        feed(method, number, arrays(float(number)))
-    state = method.state()
-    del state.values["began"]
-    method.restore(state)
-    feed(method, 9, arrays(10.0))
-    assert method.collected == 2

@@ -6,16 +6,21 @@ import pytest
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.gitfl import GitFL
 from fedcross.strategies.masterpull import MasterPull
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Round, Upload
 from tests.support.federation import run, same
+from tests.support.game import Game
 from tests.support.pools import begun, feed, model
 
 
 def started(k=2, **values):
-    method = GitFL(clients_per_round=k, rounds=10, **values)
-    method.begin({"w": np.zeros(1, np.float32), "n": np.array(0, np.int64)}, {"w"})
-    method._available = list(range(6))
-    return method
+    return Game(
+        GitFL,
+        {"w": np.zeros(1, np.float32), "n": np.array(0, np.int64)},
+        {"w"},
+        clients_per_round=k,
+        rounds=10,
+        **values,
+    )
 
 
 def arrive(method, **values):
@@ -60,61 +65,73 @@ def test_equal_versions_are_master_pull():
         np.testing.assert_allclose(ours.global_model()[name], array, rtol=1e-6, atol=1e-5)
 
 
+def weight(method, slot, client, there=range(6)):
+    return method.weight(method.state, method.round(1, budgets=dict.fromkeys(there, 1.0)), slot, client)
+
+
+def timed(method, client, *seconds):
+    """Let visits of this length end; None is a lost one."""
+    for took in seconds:
+        arrays = {"w": np.zeros(1, np.float32), "n": np.array(0)}
+        sent = [] if took is None else [Upload(client, 0, arrays, {}, 1, {}, seconds=took)]
+        method.aggregate(method.round(1, (client,)), sent)
+
+
 def test_weights_of_clients_by_hand():
     """Visits 3 and 0: curiosity .5 and 1. Half of 20 visits gone: a = .25; T = (6, 0, 0, 0, 0, 0), mean 1; slot 0 is 1
     ahead: speed of client 0 = 5/60, of client 1 = -1/60; of a slot that is 1 behind: the opposite.
     """
-    method = started()
-    for seconds in (4.0, 6.0, 8.0):
-        method.timed(0, seconds)
+    method = started(curious=0.2)
+    timed(method, 0, 4.0, 6.0, 8.0)
     assert method.durations == {0: pytest.approx(6.0)}
-    assert (method.weight(0, 0), method.weight(0, 1)) == (0.5, 1.0)
-    method.finished, method.versions = 10, [3, 1]
-    assert method.weight(0, 0) == pytest.approx(0.25 * 0.5 + 0.75 * 5 / 60)
-    assert method.weight(0, 1) == pytest.approx(0.25 - 0.75 / 60)
-    assert method.weight(1, 0) == pytest.approx(0.25 * 0.5 - 0.75 * 5 / 60)
+    assert (weight(method, 0, 0), weight(method, 0, 1)) == (0.5, 1.0)
+    method.ended[5], method.state.versions = 7, [3, 1]
+    assert weight(method, 0, 0) == pytest.approx(0.25 * 0.5 + 0.75 * 5 / 60)
+    assert weight(method, 0, 1) == pytest.approx(0.25 - 0.75 / 60)
+    assert weight(method, 1, 0) == pytest.approx(0.25 * 0.5 - 0.75 * 5 / 60)
 
 
 def test_when_all_who_have_trained_are_gone_curiosity_alone_decides():
     """No T is known of those that are here: speed is 0. Half of the run is gone: a = .25, and nobody was visited."""
     method = started()
-    method.timed(0, 3.0)
-    method.timed(1, 2.0)
-    method.finished, method.versions, method._available = 10, [3, 1], [5, 6, 7]
-    assert [method.weight(0, client) for client in (5, 6, 7)] == [0.25] * 3
-    assert method.choose(6, 0, [0, 1], [5, 6, 7]) != []
+    timed(method, 0, 3.0)
+    method.ended[1], method.state.versions = 9, [3, 1]
+    assert [weight(method, 0, client, there=(5, 6, 7)) for client in (5, 6, 7)] == [0.25] * 3
 
 
 def test_curiosity_chooses_whom_nobody_has_visited():
     method = started()
-    method.visits.update(dict.fromkeys(range(5), 10**8))
-    chosen = [method.choose(1, group, [0, 1], [0, 2, 5]) for group in range(20)]
-    assert all(5 in pair and len(set(pair)) == 2 for pair in chosen)
+    method.ended.update(dict.fromkeys(range(5), 10**8))
+    method.state.ended[5] = 0
+    method.method.params = method.params.model_copy(update={"curious": 1.0})
+    drawn = [
+        method.method.sample(method.state, method.round(1, exchange=group, slots=(0, 1)), [0, 2, 5])
+        for group in range(20)
+    ]
+    assert all(5 in pair and len(set(pair)) == 2 for pair in drawn)
 
 
 def test_curiosity_falls_for_a_client_that_is_asked_in_vain_too():
     """Three lost visits count as three accepted ones do, but say nothing of how long it takes."""
-    method = started()
-    for _ in range(3):
-        method.timed(0, 4.0)
-        method.lead.ended(0, accepted=True)
-        method.lead.ended(1, accepted=False)
-    assert method.weight(0, 1) == method.weight(0, 0) == 0.5
+    method = started(curious=1.0)
+    timed(method, 0, 4.0, 4.0, 4.0)
+    timed(method, 1, None, None, None)
+    assert weight(method, 0, 1) == weight(method, 0, 0) == 0.5
     assert 1 not in method.durations
 
 
 @pytest.mark.slow
 def test_resume_is_exact(tmp_path):
     settings = ("method=gitfl", "devices=uniform", "method.curious=0.2")
-    one = run(tmp_path / "a", *settings, "rounds=4").method
+    one = run(tmp_path / "a", *settings, "rounds=4").driver
     run(tmp_path / "b", *settings, "rounds=4", "checkpoint.every=1", "checkpoint.keep=9")
     for late in (3, 4):
         (tmp_path / "b" / "checkpoints" / f"round-{late:06d}.safetensors").unlink()
-    two = run(tmp_path / "b", *settings, "rounds=4", f"resume={tmp_path / 'b'}").method
+    two = run(tmp_path / "b", *settings, "rounds=4", f"resume={tmp_path / 'b'}").driver
     assert same(one.global_model(), two.global_model())
     assert one.checkpoint().values == two.checkpoint().values
 
 
 def test_bounds_in_the_wrong_order_are_refused():
     with pytest.raises(ConfigError, match=r"least=60 is above most=50"):
-        GitFL(clients_per_round=2, least=60.0)
+        GitFL(least=60.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from fedcross.strategies.ima import IMA, IMAParams, Milder
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.method import Round
 from tests.support import visits as v
 from tests.support.federation import run, same
 from tests.support.single import arrays, begun, check_state, feed
@@ -46,12 +46,12 @@ def test_the_rate_falls_with_each_averaged_round():
 
 
 def test_no_late_rounds_or_a_window_of_one_is_fedavg_to_the_bit(tmp_path):
-    plain = run(tmp_path / "a", "method=fedavg").method.global_model()
+    plain = run(tmp_path / "a", "method=fedavg").driver.global_model()
     never = run(tmp_path / "b", "method=ima", "method.start=1")
-    assert same(never.method.global_model(), plain)
+    assert same(never.driver.global_model(), plain)
     one = run(tmp_path / "c", "method=ima", "method.start=0", "method.window=1", "method.lr_decay=1")
-    assert same(one.method.global_model(), plain)
-    report = one.method._report
+    assert same(one.driver.global_model(), plain)
+    report = one.driver.report
     assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)
 
 

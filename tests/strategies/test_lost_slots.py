@@ -2,15 +2,22 @@
 
 import numpy as np
 
-from benchmarks.lost_slots import scores, summary
 from fedcross.strategies.fedcross import FedCross
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Round, Upload
+from tests.support.game import Game
 
 
 def after_a_loss(**settings):
     """Return the method after a round in which all three slots trained and one in which slot 1 was lost."""
-    method = FedCross(clients_per_round=3, alpha=0.75, selection="in_order", **settings)
-    method.begin({"w": np.zeros(1, np.float32)}, {"w"})
+    method = Game(
+        FedCross,
+        {"w": np.zeros(1, np.float32)},
+        {"w"},
+        clients_per_round=3,
+        alpha=0.75,
+        selection="in_order",
+        **settings,
+    )
     for number, found in enumerate(({0: 1.0, 1: 11.0, 2: 3.0}, {0: 4.0, 2: 8.0}), start=1):
         uploads = [Upload(slot, slot, {"w": np.float32([w])}, {}, 1, {}) for slot, w in found.items()]
         method.aggregate(Round(number, 0, (0, 1, 2), 0), uploads)
@@ -32,16 +39,3 @@ def test_the_mean_of_the_uploads_leaves_the_lost_slot_out():
     method = after_a_loss(global_model="uploads")
     method.pool.rows[1] = 1000.0
     assert method.global_model()["w"] == 6.0
-
-
-def test_without_losses_both_means_of_the_benchmark_are_one(tmp_path):
-    settings = ["task=digits", "task.limit=200", "task.limit_test=100", "partition=iid", "partition.clients=6"]
-    settings += ["clients_per_round=3", "rounds=4", "train.lr=0.1", "train.epochs=1", "logger=none"]
-    settings += ["method=fedcross", "method.alpha=0.9"]
-    whole = scores([*settings, f"output={tmp_path}/whole"], 0.0, 1)
-    assert whole["lost"] == 0
-    assert whole["all"] == whole["live"]
-    lossy = scores([*settings, f"output={tmp_path}/lossy"], 0.4, 1)
-    assert 0 < lossy["lost"] < 1
-    assert lossy["all"] != lossy["live"]
-    assert summary(lossy)["all_last"] == round(sum(lossy["all"]) / len(lossy["all"]), 4)

@@ -71,8 +71,8 @@ def test_a_value_that_all_share_stays_to_the_bit():
 
 
 def test_alpha_0_is_fedavg_with_equal_weights(tmp_path):
-    a = run(tmp_path / "a", "method=masterpull", "method.alpha=0").method.global_model()
-    b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").method.global_model()
+    a = run(tmp_path / "a", "method=masterpull", "method.alpha=0").driver.global_model()
+    b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").driver.global_model()
     for name in a:
         np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-6)
 

@@ -4,7 +4,7 @@ import torch
 
 from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.moon import Contrast, Moon
-from fedcross.strategies.parts.objective import Batch
+from fedcross.strategies.objective import Batch
 from fedcross.tasks.models._split import Split, weights
 from tests.support.bench import check_batched, check_resume, descent, forgetful, open_visit, play, states, two_layers
 from tests.support.federation import run, same, session
@@ -60,14 +60,14 @@ def test_mu_0_is_fedavg_to_the_bit(tmp_path):
     b = run(tmp_path / "b", "method=fedavg")
     c = run(tmp_path / "c", *own, "method.mu=5", "clients_per_round=6")
     d = run(tmp_path / "d", "method=fedavg", "clients_per_round=6")
-    assert same(a.method.global_model(), b.method.global_model())
-    assert not same(c.method.global_model(), d.method.global_model())
+    assert same(a.driver.global_model(), b.driver.global_model())
+    assert not same(c.driver.global_model(), d.driver.global_model())
 
 
 def test_the_first_visit_is_fedavgs_to_the_bit(tmp_path):
     a = run(tmp_path / "a", "method=moon", "method.projection=false", "method.mu=5", "rounds=1")
     b = run(tmp_path / "b", "method=fedavg", "rounds=1")
-    assert same(a.method.global_model(), b.method.global_model())
+    assert same(a.driver.global_model(), b.driver.global_model())
 
 
 def test_the_first_visits_loss_is_cross_entropy_alone():
@@ -88,8 +88,8 @@ def test_the_head(tmp_path):
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     again = session(tmp_path, "method=moon")
     other = session(tmp_path, "method=moon", "seed=2")
-    assert same(ready.method.global_model(), again.method.global_model())
-    assert not same(ready.method.global_model(), other.method.global_model())
+    assert same(ready.driver.global_model(), again.driver.global_model())
+    assert not same(ready.driver.global_model(), other.driver.global_model())
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_lost_client_keeps_its_previous_model(tmp_path):
     all_six = ("method=moon", "method.hidden=8", "method.width=4", "clients_per_round=6")
     whole = run(tmp_path / "a", *all_six, "rounds=1")
     done = run(tmp_path / "b", *all_six, "rounds=2", app=forgetful(lost))
-    assert done.method.accepted[2] == 1
+    assert done.driver.sender.clients.accepted[2] == 1
     assert same(states(done, 2, 1), states(whole, 2, 1))
     assert not same(states(done, 2, 2), states(done, 2, 1))
 
@@ -112,7 +112,7 @@ def test_resume(tmp_path):
 
 def test_wire_is_one_model_each_way(tmp_path):
     """With the head of 8 and 4: 4160 + 64*8+8 + 8*4+4 + 4*10+10 weights."""
-    report = run(tmp_path, "method=moon", "method.hidden=8", "method.width=4", "rounds=1").method._report
+    report = run(tmp_path, "method=moon", "method.hidden=8", "method.width=4", "rounds=1").driver.report
     model = 4 * (4160 + 520 + 36 + 50)
     assert (report.bytes_down, report.bytes_up) == (3 * model, 3 * model)
 

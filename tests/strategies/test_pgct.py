@@ -1,12 +1,13 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from fedcross.strategies.parts.objective import Batch
+from fedcross.strategies.objective import Batch
+from fedcross.strategies.parts.cross_training import GROUP, Learner, Prototypes
 from fedcross.strategies.pgct import PGCT
-from fedcross.strategies.round.cross_training import GROUP, Learner, Prototypes
 from tests.support.plain import PlainNet
 
 AXES = {
@@ -41,15 +42,15 @@ def test_at_home_it_is_cross_entropy():
 
 
 def test_the_local_view_alone_travels():
-    method = PGCT(clients_per_round=2)
+    method = PGCT()
     mine = Prototypes(np.ones((2, 3), np.float32), np.array([True, False]))
     others = Prototypes(np.zeros((2, 3), np.float32), np.array([True, True]))
-    method.learners = {0: Learner({}, 1.0, 0, mine), 1: Learner({}, 1.0, 1, others)}
-    sent = method.guidance(0)[GROUP]
+    state = SimpleNamespace(learners={0: Learner({}, 1.0, 0, mine), 1: Learner({}, 1.0, 1, others)})
+    sent = method.guidance(state, 0)[GROUP]
     assert sent["vectors"].tolist() == [[1.0] * 3] * 2
     assert sent["present"].tolist() == [True, False]  # what the client lacks is not filled from elsewhere
 
 
 def test_without_its_terms_nothing_but_models_travels():
-    assert not PGCT(kappa=0, eta=0).uses_prototypes
-    assert PGCT(kappa=0).uses_prototypes
+    assert not PGCT.Params(kappa=0, eta=0).uses_prototypes
+    assert PGCT.Params(kappa=0).uses_prototypes

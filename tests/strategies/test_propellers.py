@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 
-from fedcross.client.app import app as client_app
 from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
-from fedcross.engines.grid import LocalGrid
-from fedcross.strategies.fedcross import FedCrossParams, chosen
-from fedcross.strategies.pool.mixing import cross, offsets, propeller_share, propellers
-from fedcross.strategies.wire.protocol import Round
+from fedcross.strategies.fedcross import FedCrossParams
+from fedcross.strategies.pool.mixing import chosen, cross, offsets, propeller_share, propellers
 from tests.strategies.test_fedcross_options import aggregate, begun, mixed, uploads
 from tests.support.federation import run, same, session
 
@@ -115,13 +112,15 @@ def test_lost_slots_are_not_chosen_and_large_pools_only_summed_up():
 
 
 def test_models_start_as_copies_unless_asked_for(tmp_path):
-    pool = session(tmp_path, "method=fedcross").method.pool
+    pool = session(tmp_path, "method=fedcross").driver.state.pool
     assert (pool.rows == pool.rows[0]).all()
 
 
 def test_independent_models_are_keyed_by_seed_and_slot(tmp_path):
     def rows(name, *more):
-        return session(tmp_path / name, "method=fedcross", "method.independent_start=true", *more).method.pool.rows
+        return session(
+            tmp_path / name, "method=fedcross", "method.independent_start=true", *more
+        ).driver.state.pool.rows
 
     three, again, other, four = rows("a"), rows("b"), rows("c", "seed=2"), rows("d", "clients_per_round=4")
     assert len({row.tobytes() for row in three}) == 3
@@ -134,21 +133,8 @@ def test_independent_models_are_keyed_by_seed_and_slot(tmp_path):
 
 def test_an_independent_start_is_resumed_to_the_bit(tmp_path):
     own = ("method=fedcross", "method.independent_start=true")
-    whole = run(tmp_path / "a", *own, "rounds=3").method
+    whole = run(tmp_path / "a", *own, "rounds=3").driver
     run(tmp_path / "b", *own, "rounds=1")
     again = session(tmp_path / "b", *own, "rounds=3", f"resume={tmp_path / 'b'}")
     again.execute()
-    assert same(whole.global_model(), again.method.global_model())
-
-
-def test_without_a_server_the_models_must_be_given():
-    method = begun(2, independent_start=True)
-    one = {"w": np.ones(1, np.float32), "mean": np.zeros(0, np.float32), "n": np.array(0)}
-    with pytest.raises(ConfigError, match="start_from"):
-        method.dispatch(Round(1, 0, (0, 1), 0))
-    with pytest.raises(ConfigError, match="start_from"):
-        method.run_round(1, LocalGrid(client_app, 2, {}))
-    with pytest.raises(ValueError, match="shorter"):
-        method.start_from([one])
-    method.start_from([one, {**one, "w": 3 * one["w"]}])
-    assert [float(p.arrays["w"][0]) for p in method.dispatch(Round(1, 0, (0, 1), 0))] == [1, 3]
+    assert same(whole.global_model(), again.driver.global_model())

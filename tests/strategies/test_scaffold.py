@@ -1,17 +1,15 @@
-import json
 import math
 
 import numpy as np
 import pytest
 
 from fedcross.conf.schema import Train
-from fedcross.strategies.defence.rules import Defence
-from fedcross.strategies.parts.objective import Outcome
+from fedcross.strategies.method import Round
+from fedcross.strategies.objective import Outcome
 from fedcross.strategies.scaffold import Controlled, Scaffold
-from fedcross.strategies.wire.protocol import Round, Upload
 from tests.support.bench import check_batched, check_resume, forgetful, play, states, two_layers
-from tests.support.federation import run, same, session
-from tests.support.single import begun
+from tests.support.federation import run, same
+from tests.support.game import Game
 
 #: Client 0: x = 1, label 0, three times; client 1: x = 2, label 1.
 DATA = [([[1.0]] * 3, [0] * 3), ([[2.0]], [1])]
@@ -22,6 +20,15 @@ def slope(u, client):
     """Return dCE/du for logits (u x, -u x): -s x sigmoid(-2 s u x), s = 1 for label 0, -1 for label 1."""
     s, x = ((1, 1.0), (-1, 2.0))[client]
     return -s * x / (1 + math.exp(2 * s * u * x))
+
+
+def control(method):
+    """Return c as the server sends it."""
+    return method.dispatch(Round(1, 0, (0,), 0))[0].extras["control"]
+
+
+def of_run(session):
+    return {n: total / session.driver.state.population for n, total in session.driver.state.total.items()}
 
 
 def visit(start, client, c, own):
@@ -45,7 +52,7 @@ def test_two_rounds_of_two_steps_by_hand():
     method, kept, uploads = play("scaffold", two_layers(None, [[0.0], [0.0]]), DATA, rounds=2)
     assert [u["classifier.weight"][0, 0] for u in uploads] == pytest.approx([u for u, _ in moved], abs=1e-14)
     assert [kept[i]["classifier.weight"][0, 0] for i in (0, 1)] == pytest.approx(own, abs=1e-14)
-    assert method.control()["classifier.weight"][:, 0] == pytest.approx([c, -c], abs=1e-14)
+    assert control(method)["classifier.weight"][:, 0] == pytest.approx([c, -c], abs=1e-14)
     assert method.global_model()["classifier.weight"][:, 0] == pytest.approx([g, -g], abs=1e-14)
     assert abs(c) > 0.01
 
@@ -92,42 +99,39 @@ def test_without_variates_it_is_fedavg_to_the_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(Controlled, "keeps", False)
     a = run(tmp_path / "a", "method=scaffold")
     b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform")
-    assert same(a.method.global_model(), b.method.global_model())
-    assert not same(true.method.global_model(), b.method.global_model())
+    assert same(a.driver.global_model(), b.driver.global_model())
+    assert not same(true.driver.global_model(), b.driver.global_model())
 
 
 def test_c_is_the_mean_of_what_all_clients_keep(tmp_path):
     done = run(tmp_path, "method=scaffold", "rounds=4", "clients_per_round=4")
-    assert done.method.population == 6
-    kept = [states(done, client, visit) for client, visit in done.method.accepted.items()]
-    for name, c in done.method.control().items():
+    assert done.driver.state.population == 6
+    kept = [states(done, client, visit) for client, visit in done.driver.sender.clients.accepted.items()]
+    for name, c in of_run(done).items():
         assert np.sum([k[name] for k in kept], axis=0) / 6 == pytest.approx(c, abs=1e-6)
 
 
 def test_the_mean_survives_a_growing_federation():
     """sum c_i = 3: with one client c = 3, once three are there c = 1; a client that leaves takes nothing with it."""
-    method = Scaffold(clients_per_round=1)
-    method.begin({"w": np.zeros(1, np.float32)}, {"w"})
+    method = Game(Scaffold, {"w": np.zeros(1, np.float32)}, {"w"}, clients_per_round=1)
     method.total = {"w": np.full(1, 3.0, np.float32)}
     method.sample(1, [0])
-    assert method.control()["w"] == 3
+    assert control(method)["w"] == 3
     method.sample(2, [0, 1, 2])
     method.sample(3, [0])
-    assert method.control()["w"] == 1
+    assert control(method)["w"] == 1
 
 
 def test_the_number_of_clients_survives_a_checkpoint():
     """sum c_i = 3 over the three clients that were there: c = 1, also where one alone is there after the resume."""
-    method = Scaffold(clients_per_round=1)
-    method.begin({"w": np.zeros(1, np.float32)}, {"w"})
+    method = Game(Scaffold, {"w": np.zeros(1, np.float32)}, {"w"}, clients_per_round=1)
     method.total = {"w": np.full(1, 3.0, np.float32)}
     method.sample(1, [0, 1, 2])
-    other = Scaffold(clients_per_round=1)
-    other.begin({"w": np.zeros(1, np.float32)}, {"w"})
+    other = Game(Scaffold, {"w": np.zeros(1, np.float32)}, {"w"}, clients_per_round=1)
     other.resume(method.checkpoint())
-    assert other.control()["w"] == 1
+    assert control(other)["w"] == 1
     other.sample(2, [0])
-    assert other.control()["w"] == 1
+    assert control(other)["w"] == 1
 
 
 @pytest.mark.slow
@@ -139,11 +143,11 @@ def test_a_lost_client_keeps_its_variate(tmp_path):
         return client == 2 and number == 2
 
     done = run(tmp_path / "b", "method=scaffold", "clients_per_round=6", "rounds=2", app=forgetful(lost))
-    assert done.method.accepted == {0: 2, 1: 2, 2: 1, 3: 2, 4: 2, 5: 2}
+    assert done.driver.sender.clients.accepted == {0: 2, 1: 2, 2: 1, 3: 2, 4: 2, 5: 2}
     assert same(states(done, 2, 1), states(whole, 2, 1))
     assert not same(states(done, 2, 2), states(done, 2, 1))
-    seen = [states(done, client, visit) for client, visit in done.method.accepted.items()]
-    for name, c in done.method.control().items():
+    seen = [states(done, client, visit) for client, visit in done.driver.sender.clients.accepted.items()]
+    for name, c in of_run(done).items():
         assert np.mean([k[name] for k in seen], axis=0) == pytest.approx(c, abs=1e-6)
 
 
@@ -153,16 +157,20 @@ def test_resume(tmp_path):
 
 
 def test_wire_is_two_models_each_way(tmp_path):
-    report = run(tmp_path, "method=scaffold", "rounds=1").method._report
+    report = run(tmp_path, "method=scaffold", "rounds=1").driver.report
     assert (report.bytes_down, report.bytes_up) == (2 * 3 * 4 * 4810, 2 * 3 * 4 * 4810)
 
 
 def test_statistics_of_batch_normalisation_have_no_variate():
-    method = Scaffold(clients_per_round=1)
-    method.begin({"w": np.zeros(2, np.float32), "mean": np.zeros(2, np.float32), "n": np.array(0)}, {"w"})
+    method = Game(
+        Scaffold,
+        {"w": np.zeros(2, np.float32), "mean": np.zeros(2, np.float32), "n": np.array(0)},
+        {"w"},
+        clients_per_round=1,
+    )
     payload = method.dispatch(Round(1, 0, (0,), 0))[0]
     assert list(payload.extras["control"]) == ["w"]
-    assert method.upload_extras(payload) == {"control": {"w": ((2,), "float32")}}
+    assert payload.returns == {"control": {"w": ((2,), "float32")}}
 
 
 def test_clients_batch():
@@ -183,41 +191,10 @@ def test_the_configuration_hands_over_the_momentum():
     assert "10.0 times too long" in remarks(load(["method=scaffold", "train.momentum=0.9", "method.steps=plain"]))[0]
 
 
-def test_a_defended_run_says_that_control_variates_are_not_shortened():
-    from fedcross.conf.cross_checks import remarks
-    from fedcross.conf.schema import load
-
-    on = "defence.enabled=true"
-    assert "control variates" in remarks(load(["method=scaffold", on]))[0]
-    assert remarks(load(["method=fedavg", on])) == remarks(load(["method=scaffold", "defence.enabled=false"])) == []
-
-
 def test_a_round_without_uploads_changes_nothing():
-    method = Scaffold(clients_per_round=1)
-    method.begin({"w": np.ones(1, np.float32)}, {"w"})
+    method = Game(Scaffold, {"w": np.ones(1, np.float32)}, {"w"}, clients_per_round=1)
     assert method.aggregate(Round(1, 0, (0,), 0), []) == {}
     assert method.global_model()["w"] == 1
-
-
-@pytest.mark.slow
-def test_a_resume_between_checkpoints_finds_the_clients_states(tmp_path):
-    # Checkpoints every 3 rounds; the run is cut off after round 5 and goes back to round 3. Every client drawn in
-    # rounds 4 and 5 has saved newer states by then; the ones of round 3 must still be there.
-    every = ("method=scaffold", "clients_per_round=5", "checkpoint.every=3", "checkpoint.keep=1")
-    whole = run(tmp_path / "whole", *every, "rounds=7")
-    cut = session(tmp_path / "cut", *every, "rounds=7")
-    real = cut._round
-
-    def interrupted(number):
-        if number == 6:
-            raise KeyboardInterrupt
-        return real(number)
-
-    cut._round = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        cut.execute()
-    resumed = run(tmp_path / "cut", *every, "rounds=7", f"resume={tmp_path / 'cut'}")
-    assert same(whole.method.global_model(), resumed.method.global_model())
 
 
 @pytest.mark.slow
@@ -229,85 +206,4 @@ def test_a_resume_from_the_oldest_checkpoint_finds_the_clients_states(tmp_path):
     for number in (5, 6):
         cut.checkpoints.path(number).unlink()
     resumed = run(tmp_path / "cut", *kept, "rounds=7", f"resume={tmp_path / 'cut'}")
-    assert same(whole.method.global_model(), resumed.method.global_model())
-
-
-def defended(method, *said):
-    """Return the clients whose changes the defence accepts, and take these over; all models stay as they are."""
-    still = {"w": np.zeros(2, np.float32), "mean": np.zeros(1, np.float32), "n": np.array(0)}
-    uploads = [Upload(i, i, still, {"control": {"w": np.float32(s)}}, 1, {}) for i, s in enumerate(said)]
-    found = method.judge_extras(uploads)
-    method.aggregate(Round(1, 0, tuple(range(len(said))), 0), found.uploads)
-    assert len(found.uploads) + len(found.quarantined) == len(said)
-    return [upload.client for upload in found.uploads]
-
-
-def test_with_the_defence_each_control_variate_has_at_most_the_median_length_in_c():
-    """Lengths 5, 5, 10, 20 and 1e30: the median is 10, so c = ((3, 4) + (5, 0) + (0, 10) + (10, 0) + (-10, 0)) / 5.
-
-    Then client 3 has 0, which does not count, and the median is 5: c = ((3, 4) + (5, 0) + (0, 5) + (-5, 0)) / 5.
-    """
-    method = begun(Scaffold, defence=Defence(enabled=True))
-    method.population = 5
-    assert defended(method, [3, 4], [5, 0], [0, 10], [20, 0], [-1e30, 0], [np.inf, 0]) == [0, 1, 2, 3, 4]
-    assert method.control()["w"].tolist() == pytest.approx([8 / 5, 14 / 5])
-    assert defended(method, [0, 0], [0, 0], [0, 0], [-20, 0]) == [0, 1, 2, 3]
-    assert method.control()["w"].tolist() == pytest.approx([3 / 5, 9 / 5])
-
-
-def test_with_the_defence_long_variates_are_counted_also_where_few_take_part():
-    """Two of twenty: what the server keeps of the others decides what is usual."""
-    method = begun(Scaffold, defence=Defence(enabled=True))
-    defended(method, [3, 4], [5, 0], [0, 5])
-    still = {"w": np.zeros(2, np.float32), "mean": np.zeros(1, np.float32), "n": np.array(0)}
-    few = [Upload(7, 0, still, {"control": {"w": np.float32([1e15, 0])}}, 1, {})]
-    few.append(Upload(8, 1, still, {"control": {"w": np.float32([15, 0])}}, 1, {}))
-    found = method.judge_extras(few)
-    assert (len(found.uploads), found.clipped) == (2, 1)
-
-
-def test_with_the_defence_small_lies_cannot_add_up():
-    """The liar adds 1 in every round; the others stay at 1. It counts as 1 in c, as they do."""
-    method = begun(Scaffold, defence=Defence(enabled=True))
-    method.population = 10
-    for number in range(100):
-        defended(method, *[[1.0 if number == 0 else 0.0, 0]] * 9, [1, 0])
-    assert method.control()["w"].tolist() == pytest.approx([1.0, 0])
-
-
-def test_with_the_defence_a_checkpoint_knows_every_clients_variate():
-    one, other = (begun(Scaffold, defence=Defence(enabled=True)) for _ in range(2))
-    defended(one, [1, 2], [3, 4], [3, 3])
-    other.restore(one.state())
-    assert {client: kept["w"].tolist() for client, kept in other.kept.items()} == {0: [1, 2], 1: [3, 4], 2: [3, 3]}
-    plain = begun(Scaffold)
-    defended(plain, [1, 2], [3, 4], [3, 3])
-    assert plain.kept == {}
-
-
-def test_with_the_defence_a_resumed_run_is_the_same_to_the_bit(tmp_path):
-    """Twelve clients, so that their order as text is not that of their numbers, nor that in which they took part."""
-    rules = ["method=scaffold", "partition.clients=12", "clients_per_round=5", "defence.enabled=true"]
-    whole = run(tmp_path / "whole", *rules, "rounds=5")
-    run(tmp_path / "cut", *rules, "rounds=4")
-    resumed = run(tmp_path / "cut", *rules, "rounds=5", f"resume={tmp_path / 'cut'}")
-    assert same(resumed.method.global_model(), whole.method.global_model())
-    assert same(resumed.method.control(), whole.method.control())
-
-
-@pytest.mark.parametrize("defence", [True, False])
-def test_one_lie_about_a_control_variate_does_not_end_a_defended_run(tmp_path, monkeypatch, defence):
-    real = Controlled.finish
-
-    def finish(self, visit, trained, prepared):
-        outcome = real(self, visit, trained, prepared)
-        if visit.client == 3 and visit.round == 2:
-            outcome.extras["control"] = {n: np.full_like(a, 1e30) for n, a in outcome.extras["control"].items()}
-        return outcome
-
-    monkeypatch.setattr(Controlled, "finish", finish)
-    sized = ["partition.clients=6", "clients_per_round=6", "rounds=4", f"defence.enabled={str(defence).lower()}"]
-    ready = run(tmp_path, "method=scaffold", *sized)
-    lost = [line["dropped"] for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())]
-    assert lost == ([0, 0, 0, 0] if defence else [0, 0, 6, 6])
-    assert all(np.isfinite(array).all() for array in ready.method.global_model().values())
+    assert same(whole.driver.global_model(), resumed.driver.global_model())

@@ -4,14 +4,15 @@ import math
 import numpy as np
 import pytest
 
-from fedcross.client.workshop import Workshop
+from fedcross.client.cache import RunCache
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.server.evaluation import Evaluator, Score, mean_score
+from fedcross.strategies.method import Round
 from fedcross.strategies.solo import Solo
-from fedcross.strategies.wire.protocol import Round
 from tests.support.bench import check_resume, forgetful, play, states, two_layers
 from tests.support.federation import SMALL, run, same, session
+from tests.support.game import Game
 
 
 def test_two_rounds_of_two_steps_by_hand():
@@ -29,7 +30,7 @@ def test_two_rounds_of_two_steps_by_hand():
     method, kept, uploads = play("solo", two_layers(None, [[0.0], [0.0]]), data, rounds=2)
     assert [u["classifier.weight"][0, 0] for u in uploads] == pytest.approx(expected, abs=1e-15)
     assert [kept[i]["classifier.weight"][0, 0] for i in (0, 1)] == pytest.approx(expected, abs=1e-15)
-    assert [u["classifier.weight"][0, 0] for u in method.evaluation_models()] in (
+    assert [u["classifier.weight"][0, 0] for u in method.method.evaluation(method.state).models] in (
         pytest.approx(expected),
         pytest.approx(expected[::-1]),
     )
@@ -40,7 +41,7 @@ def test_a_single_client_is_fedavg_to_the_bit(tmp_path):
     one = ("partition.clients=1", "clients_per_round=1")
     a = run(tmp_path / "a", "method=solo", *one)
     b = run(tmp_path / "b", "method=fedavg", *one)
-    assert same(a.method.evaluation_models()[0], b.method.global_model())
+    assert same(a.driver.evaluation().models[0], b.driver.global_model())
     scores = [json.loads((tmp_path / name / "result.json").read_text())["final_accuracy"] for name in "ab"]
     assert scores[0] == scores[1]
 
@@ -48,9 +49,13 @@ def test_a_single_client_is_fedavg_to_the_bit(tmp_path):
 def test_the_score_is_the_participants_mean(tmp_path):
     done = run(tmp_path, "method=solo", "rounds=2")
     config = load([*SMALL, "method=solo"])
-    shop = Workshop(config)
+    shop = RunCache(config)
     evaluator = Evaluator(shop.net.module, shop.data, shop.device)
-    alone = [evaluator.score(states(done, client, 2)) for client, visit in done.method.accepted.items() if visit == 2]
+    alone = [
+        evaluator.score(states(done, client, 2))
+        for client, visit in done.driver.sender.clients.accepted.items()
+        if visit == 2
+    ]
     line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
     assert len(alone) == 3
     assert line["test_accuracy"] == pytest.approx(sum(score.accuracy for score in alone) / 3)
@@ -69,6 +74,7 @@ def test_mean_score_by_hand():
 
 def test_a_round_that_lost_everybody_has_no_score(tmp_path):
     ready = session(tmp_path, "method=solo", "rounds=2", app=forgetful(lambda client, number: number == 1))
+    ready.driver.ledger.heard = True  # somebody has trained before, so that the run goes on
     ready.execute()
     first, second = (json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert first["test_accuracy"] is None
@@ -80,24 +86,23 @@ def test_a_lost_client_goes_on_from_its_last_accepted_model(tmp_path):
     six = ("method=solo", "clients_per_round=6")
     done = run(tmp_path / "a", *six, "rounds=2", app=forgetful(lambda client, number: (client, number) == (2, 2)))
     whole = run(tmp_path / "b", *six, "rounds=1")
-    assert done.method.accepted[2] == 1
+    assert done.driver.sender.clients.accepted[2] == 1
     assert same(states(done, 2, 1), states(whole, 2, 1))
     own = states(done, 2, 1)
-    assert Solo.Objective(done.method.params).start(done.method.global_model(), own) is own
+    assert Solo().objective().start(done.driver.global_model(), own) is own
 
 
 @pytest.mark.slow
 def test_resume_and_wire(tmp_path):
     check_resume(tmp_path, "method=solo", "clients_per_round=5")
-    report = run(tmp_path / "wire", "method=solo", "rounds=1").method._report
+    report = run(tmp_path / "wire", "method=solo", "rounds=1").driver.report
     assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)
 
 
 def test_the_server_learns_nothing():
-    method = Solo(clients_per_round=1)
-    method.begin({"w": np.ones(1, np.float32)})
+    method = Game(Solo, {"w": np.ones(1, np.float32)}, clients_per_round=1)
     assert method.aggregate(Round(1, 0, (0,), 0), []) == {}
-    assert method.evaluation_models() == []
+    assert method.method.evaluation(method.state).models == []
 
 
 def test_clients_are_not_asked_to_score_a_model_that_nobody_trains():

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from fedcross.client.app import app as client_app
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.request import state_root
 from fedcross.client.state import StateStore
 from fedcross.client.trainer import train
-from fedcross.client.visit import state_root
 from fedcross.conf.schema import Train
 from fedcross.core.errors import StorageError
-from fedcross.strategies.parts.objective import Batch, Objective, Visit
-from fedcross.strategies.round.base import Method
+from fedcross.strategies.method import Round, Upload
+from fedcross.strategies.objective import Batch, Objective, Visit
 from fedcross.strategies.round.registry import method_class
-from fedcross.strategies.wire.protocol import Round, Upload
 from fedcross.strategies.wire.records import Arrays, spec_of
 from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models._split import Split
 from tests.support.federation import run, same, session
+from tests.support.game import Game
 
 Data = Sequence[tuple[Any, Any]]
 #: Two full-batch steps of length .5, no momentum.
@@ -58,15 +58,15 @@ def open_visit(net: ModuleNet, x: Any, y: Any, **values: Any) -> Visit:
 
 def play(
     name: str, module: Split, data: Data, rounds: int = 1, local: Train = TWO_STEPS, **own: Any
-) -> tuple[Method, dict[int, Arrays], list[Arrays]]:
+) -> tuple[Game, dict[int, Arrays], list[Arrays]]:
     """Play `rounds` rounds of method `name` with parameters `own` over clients with `data`, all drawn.
 
     Returns the method, what each client keeps, and the last round's uploads by client.
     """
-    method = method_class(name)(clients_per_round=len(data), rounds=rounds, **own)
     net = ModuleNet(module, torch.device("cpu"))
-    method.begin(net.read(), set(net.params))
-    objective = method.client_half(method.params)
+    initial = {name: array.copy() for name, array in net.read().items()}
+    method = Game(method_class(name), initial, set(net.params), clients_per_round=len(data), rounds=rounds, **own)
+    objective = method.method.objective()
     kept: dict[int, Arrays] = {}
     uploads: list[Upload] = []
     for number in range(1, rounds + 1):
@@ -81,7 +81,7 @@ def play(
             trained = train(net, objective, visit, prepared, local)
             outcome = objective.finish(visit, trained, prepared)
             sent = {group: {n: np.array(a) for n, a in arrays.items()} for group, arrays in outcome.extras.items()}
-            assert {group: spec_of(arrays) for group, arrays in sent.items()} == dict(method.upload_extras(payload))
+            assert {group: spec_of(arrays) for group, arrays in sent.items()} == dict(payload.returns)
             if outcome.state is not None:
                 kept[payload.client] = {n: np.array(a) for n, a in outcome.state.items()}
             arrays = {n: a.copy() for n, a in net.read().items()}  # the wire copies, `read` gives views
@@ -164,10 +164,10 @@ def check_resume(folder: Any, *overrides: str) -> None:
     with pytest.raises(StorageError, match="power cut"):
         half.execute()
     resumed = run(folder / "half", *overrides, "rounds=4", f"resume={folder / 'half'}")
-    before, after = whole.method.checkpoint(), resumed.method.checkpoint()
+    before, after = whole.driver.checkpoint(), resumed.driver.checkpoint()
     assert same(before.arrays, after.arrays)
     assert before.values == after.values
-    for client, visit in whole.method.accepted.items():
+    for client, visit in whole.driver.sender.clients.accepted.items():
         assert same(states(whole, client, visit), states(resumed, client, visit))
 
 

@@ -40,8 +40,7 @@ from fedcross.conf import compose
 
 #: Texts of settings that are kept with what was read in them.
 MOST_TEXTS = 8192
-#: Compositions of files that are kept: about as many as there are. A run keeps :data:`compose.MOST_COMPOSED`, fewer
-#: than there are methods, and each of many test files trains every method.
+#: Compositions that are kept: a run keeps fewer than there are methods, and many test files train every method.
 MOST_COMPOSED = 512
 #: Groups of ``config.yaml``, and itself, up to which many compositions choose the same.
 LAST_OF_MANY = ("devices", "config")
@@ -63,7 +62,7 @@ COPIES = {
 
 def read_once() -> None:
     """Have Hydra keep what it has read of a file until the file changes, and of a setting's text, in this process."""
-    compose.MOST_COMPOSED = MOST_COMPOSED
+    compose._composed = functools.lru_cache(MOST_COMPOSED)(compose._composed.__wrapped__)  # type: ignore[assignment]
     _keep_files()
     _keep_what_all_begin_with()
     _keep_versions()

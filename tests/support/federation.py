@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedcross.client import workshop
+from fedcross.client import cache
 from fedcross.client.app import app as client_app
 from fedcross.conf.compose import compose, join
 from fedcross.conf.schema import RunConfig, check, load
 from fedcross.engines.grid import LocalGrid
+from fedcross.server.observers import Observer
 from fedcross.server.session import Session
 
 #: Fast and real: 200 digits over 6 clients, 3 drawn each round. Methods are tested as the papers have them, undefended.
@@ -28,22 +29,12 @@ SMALL = (
 )
 
 
-class Quiet:
-    """A progress display that shows nothing."""
-
-    def start(self, title: str, done: int, total: int) -> None: ...
-
-    def round(self, entry: Any) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 def session(folder: Path, *overrides: str, app: Any = client_app) -> Session:
     """Return a ready session of a small run that writes into `folder`."""
     config, settled = settle(folder, *overrides)
     clients = config.partition.clients  # type: ignore[attr-defined]
-    workshop._open.clear()  # the clients of every session are new processes in earnest: nothing in memory is shared
-    return Session(config, LocalGrid(app, clients, {"overrides": join(settled)}), Quiet())
+    cache._open.clear()  # the clients of every session are new processes in earnest: nothing in memory is shared
+    return Session(config, LocalGrid(app, clients, {"overrides": join(settled)}), Observer())
 
 
 def settle(folder: Path, *overrides: str) -> tuple[RunConfig, list[str]]:

@@ -25,12 +25,12 @@ from flwr.serverapp import Grid
 
 from fedcross.engines.grid import LocalGrid
 from fedcross.server import reply_log as replies_module
-from fedcross.server.accounting import Ledger
+from fedcross.server.metrics import Metrics
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
+from fedcross.strategies.method import Method
 from fedcross.strategies.pool.pool import Pool
-from fedcross.strategies.round import guard
-from fedcross.strategies.round.base import Method
+from fedcross.strategies.round import exchange
 from tests.support.federation import run, session
 
 ROUNDS = 3
@@ -90,7 +90,7 @@ def after(owner: Any, name: str, act: Callable[[], None]) -> None:
 def half_a_line(clock: Clock) -> Callable[..., None]:
     """Return what writes half of a line of ``metrics.jsonl`` and dies."""
 
-    def act(ledger: Ledger, entry: dict[str, Any]) -> None:
+    def act(ledger: Metrics, entry: dict[str, Any]) -> None:
         if clock.now == clock.due:
             ledger._file.write(json.dumps(entry)[:40])
             ledger._file.flush()
@@ -124,7 +124,6 @@ def at_rename(clock: Clock) -> Callable[..., None]:
 def mixed(clock: Clock) -> None:
     """Die when the pool has been mixed."""
     after(Pool, "mix", clock.kill)
-    after(Pool, "mix_with_gram", clock.kill)
 
 
 #: Point -> replies that had been accepted in the round it died in, whose clients must not be asked again.
@@ -140,11 +139,11 @@ POINTS: dict[str, Callable[[Clock], None]] = {
     "push": lambda clock: after(clock.grid, "push_messages", clock.kill),
     "first_pull": lambda clock: after(clock.grid, "pull_messages", clock.kill),
     "last_pull": lambda clock: after(clock.grid, "pull_messages", lambda: clock.kill(LAST_PULL)),
-    "validation": lambda clock: after(guard, "check", lambda: clock.kill(2)),
+    "validation": lambda clock: after(exchange, "check", lambda: clock.kill(2)),
     "reply_half_logged": lambda clock: before(WriteAheadLog, "accept", half_a_record(clock)),
     "reply_logged": lambda clock: after(WriteAheadLog, "accept", lambda: clock.kill(2)),
     "mixing": mixed,
-    "log_append": lambda clock: before(Ledger, "add", half_a_line(clock)),
+    "log_append": lambda clock: before(Metrics, "round_finished", half_a_line(clock)),
     "checkpoint_rename": lambda clock: before(Path, "replace", at_rename(clock)),
     "checkpoint_written": lambda clock: after(Session, "_checkpoint", clock.kill),
 }

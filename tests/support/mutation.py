@@ -77,12 +77,12 @@ MORE = {
         "tests/server/test_reply_log.py", "tests/client/test_part_of_a_model.py", "tests/client/test_odd_weights.py",
     ],
     "client/trainer.py": [
-        "tests/client/batched/test_trainer.py", "tests/client/test_captured.py", "tests/client/test_emulated_gpu.py",
+        "tests/client/batched/test_trainer.py",
         "tests/strategies/test_fedsam.py",
     ],
     "client/flat_model.py": [
         "tests/client/test_trainer.py", "tests/strategies/test_scaffold.py", "tests/client/test_odd_weights.py",
-        "tests/client/test_part_of_a_model.py", "tests/tasks/test_part.py", "tests/client/test_captured.py",
+        "tests/client/test_part_of_a_model.py", "tests/tasks/test_part.py",
         "tests/client/batched/test_trainer.py",
     ],
     "engines/workers.py": ["tests/engines/test_grid.py"],

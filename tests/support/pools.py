@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedcross.strategies.round.pooled import Pooled
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Round, Upload
+from fedcross.strategies.parts.pooled import Slots
 from fedcross.strategies.wire.records import Arrays
+from tests.support.game import Game
 
 
 def model(value: float, entries: int = 3, count: int = 0) -> Arrays:
@@ -18,12 +19,10 @@ def model(value: float, entries: int = 3, count: int = 0) -> Arrays:
     return {**arrays, "mean": np.full(1, value, np.float32), "n": np.array(count, np.int64)}
 
 
-def begun(kind: type[Pooled], k: int, start: Arrays | None = None, **values: Any) -> Any:
+def begun(kind: type[Slots], k: int, start: Arrays | None = None, **values: Any) -> Any:
     """Return a method with k slots that start from `start`, a model of zeros unless given."""
     first = model(0.0) if start is None else start
-    method = kind(clients_per_round=k, **values)
-    method.begin(first, {name for name in first if name.startswith("w")})
-    return method
+    return Game(kind, first, {name for name in first if name.startswith("w")}, clients_per_round=k, **values)
 
 
 def feed(method: Any, number: int, uploads: dict[int, Arrays], seed: int = 3) -> dict[str, float]:
@@ -46,7 +45,7 @@ def draws(count: int, seed: int, slots: Sequence[int] | None = None) -> dict[int
     return made
 
 
-def check_state(kind: type[Pooled], k: int = 4, **values: Any) -> None:
+def check_state(kind: type[Slots], k: int = 4, **values: Any) -> None:
     """Assert that a method restored from a checkpoint goes on as the one that wrote it, to the bit."""
     one, other = begun(kind, k, **values), begun(kind, k, **values)
     for number in (1, 2):
@@ -66,7 +65,7 @@ def check_state(kind: type[Pooled], k: int = 4, **values: Any) -> None:
     assert one.queue == other.queue
 
 
-def check_empty(kind: type[Pooled], **values: Any) -> None:
+def check_empty(kind: type[Slots], **values: Any) -> None:
     """Assert that a round without uploads changes nothing."""
     method = begun(kind, 3, **values)
     feed(method, 1, draws(3, 1))

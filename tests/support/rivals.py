@@ -15,12 +15,12 @@ from fedcross.client.app import app as client_app
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
 from fedcross.conf.schema import Train
-from fedcross.strategies.parts.objective import Visit
-from fedcross.strategies.round.base import Method
-from fedcross.strategies.wire.protocol import Payload, Upload
+from fedcross.strategies.method import Method, Task, Upload
+from fedcross.strategies.objective import Visit
 from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models._split import Split
 from tests.support.federation import run, same
+from tests.support.game import Game
 
 #: Two full-batch steps of length .5, no momentum.
 TWO_STEPS = Train(lr=0.5, epochs=2, batch=1000)
@@ -35,14 +35,13 @@ def linear(weight: Any, bias: Any) -> Split:
     return Split(nn.Identity(), head)
 
 
-def begin(method: Method, module: Split) -> ModuleNet:
-    """Start `method` from the weights of `module` and return the network."""
+def begin(kind: type[Method], module: Split, **values: Any) -> tuple[Game, ModuleNet]:
+    """Return a game of a method that starts from the weights of `module`, and the network."""
     net = ModuleNet(module, torch.device("cpu"))
-    method.begin(net.read(), set(net.params))
-    return net
+    return Game(kind, {name: array.copy() for name, array in net.read().items()}, set(net.params), **values), net
 
 
-def visit_of(net: ModuleNet, payload: Payload, x: Any, y: Any, number: int = 1) -> Visit:
+def visit_of(net: ModuleNet, payload: Task, x: Any, y: Any, number: int = 1) -> Visit:
     """Return the visit of the client that got `payload` and owns (x, y); `net` is loaded with the model."""
     net.load(payload.arrays)
     return Visit(
@@ -63,9 +62,9 @@ def visit_of(net: ModuleNet, payload: Payload, x: Any, y: Any, number: int = 1) 
     )
 
 
-def work(method: Method, net: ModuleNet, payload: Payload, x: Any, y: Any, number: int = 1) -> Upload:
+def work(method: Game, net: ModuleNet, payload: Task, x: Any, y: Any, number: int = 1) -> Upload:
     """Do a client's two steps with the real trainer and return its upload."""
-    objective = method.Objective(method.params)
+    objective = method.method.objective()
     visit = visit_of(net, payload, x, y, number)
     prepared = objective.prepare(visit)
     trained = train(net, objective, visit, prepared, TWO_STEPS)
@@ -99,6 +98,6 @@ def check_resume(folder: Path, *overrides: str) -> None:
     whole = run(folder / "whole", *overrides, "rounds=4")
     run(folder / "half", *overrides, "rounds=2")
     resumed = run(folder / "half", *overrides, "rounds=4", f"resume={folder / 'half'}")
-    before, after = whole.method.checkpoint(), resumed.method.checkpoint()
+    before, after = whole.driver.checkpoint(), resumed.driver.checkpoint()
     assert same(dict(sorted(before.arrays.items())), dict(sorted(after.arrays.items())))
     assert before.values == after.values

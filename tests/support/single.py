@@ -7,16 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from fedcross.strategies.round.base import Method
-from fedcross.strategies.wire.protocol import Round, Upload
+from fedcross.strategies.method import Method, Round, Upload
 from fedcross.strategies.wire.records import Arrays
+from tests.support.game import Game
 
 
 def begun(kind: type[Method], initial: float = 0.0, **values: Any) -> Any:
     """Return a method whose model is one parameter of two numbers, a running mean and a counter."""
-    method = kind(**{"clients_per_round": 3, "rounds": 8, **values})
-    method.begin(arrays(initial), {"w"})
-    return method
+    return Game(kind, arrays(initial), {"w"}, **values)
 
 
 def arrays(w: Any, mean: float = 0.0, count: int = 0) -> Arrays:

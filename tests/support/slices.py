@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedcross.tasks.models.width import Hidden
+
 
 class Normed(nn.Module):
     """A convolution, batch normalisation, a linear layer: 6 and 12 hidden channels."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, width: float = 1.0) -> None:
         super().__init__()
-        self.first, self.norm = nn.Conv2d(1, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6)
-        self.hidden, self.last = nn.Linear(6 * 16, 12), nn.Linear(12, classes)
+        of = width if isinstance(width, Hidden) else Hidden()
+        maps, units = of(6), of(12)
+        self.first, self.norm = nn.Conv2d(1, maps, 3, stride=2, padding=1), nn.BatchNorm2d(maps)
+        self.hidden, self.last = nn.Linear(maps * 16, units), nn.Linear(units, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return scores (batch, classes) of pictures (batch, 1, 8, 8)."""

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-#: Python's own helper of multiprocessing. It lives until the process that needed it ends.
-_HELPER = "multiprocessing.resource_tracker"
+#: The helpers of Python's and torch's multiprocessing. They live until the process that needed them ends.
+_HELPERS = ("multiprocessing.resource_tracker", "torch_shm_manager")
 
 
 def left_behind(variable: str, patience_s: float = 0) -> list[str]:
@@ -35,4 +35,4 @@ def _with(variable: bytes) -> list[str]:
                     found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except OSError:
                 continue  # ended meanwhile
-    return [command for command in found if _HELPER not in command]
+    return [command for command in found if not any(name in command for name in _HELPERS)]

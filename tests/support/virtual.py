@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Error, Message
 
 from fedcross.engines.grid import identify
-from fedcross.strategies.round import exchange, nodes
+from fedcross.strategies.round import clock, exchange, nodes, open_visits, polling
 from fedcross.strategies.wire.protocol import reply
 
 #: What a client does with a request: (seconds until, reply), any number of times.
@@ -23,7 +23,7 @@ class Clock:
 
     def __init__(self, monkeypatch: Any) -> None:
         self.now = 0.0
-        for module in (exchange, nodes):
+        for module in (clock, exchange, nodes, open_visits, polling):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:
@@ -88,18 +88,6 @@ def fails(seconds: float) -> Script:
 def silent(message: Message) -> list[tuple[float, Message]]:
     """Never answer."""
     return []
-
-
-def goes(method: Any, client: int) -> None:
-    """Have `client` go right after `method` has looked who is connected."""
-    wait_for = method.nodes.wait_for
-
-    def then_gone(*arguments: Any) -> list[int]:
-        found: list[int] = wait_for(*arguments)
-        del method.nodes.online[client]
-        return found
-
-    method.nodes.wait_for = then_gone
 
 
 def deaf_once() -> Script:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcross.client.batched.state import Work
+from fedcross.client.batched.stack import Work
 from fedcross.client.flat_model import ModuleNet
 from fedcross.conf.schema import Train
 from fedcross.core.randomness import key
-from fedcross.strategies.parts.objective import Objective, Visit
+from fedcross.strategies.objective import Objective, Visit
 from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models._split import Split
 from fedcross.tasks.models.dropout import Dropout, dropout_states, seed_dropout

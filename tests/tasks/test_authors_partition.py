@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcross.conf.compose import compose
-from fedcross.conf.schema import load
 from fedcross.core.errors import DataError
 from fedcross.tasks.partition import dirichlet
 from tests.tasks.test_partition import toy
@@ -48,15 +46,6 @@ def test_it_is_the_authors_procedure(beta, clients, smallest):
         assert found == plainly(labels, 10, clients, beta, smallest)
 
 
-def test_another_seed_of_theirs_gives_another_draw():
-    task = toy(np.arange(500) % 10)
-    one, two = (
-        dirichlet.split(dirichlet.Params(clients=5, min_size=1, sampler="authors", authors_seed=s), task, 1).train
-        for s in (1, 2)
-    )
-    assert [p.tolist() for p in one] != [p.tolist() for p in two]
-
-
 def test_every_draw_continues_the_same_generator():
     # Were it made anew for each draw, every draw would be the first one and none could be accepted later.
     task = toy(np.arange(400) % 10)
@@ -65,11 +54,6 @@ def test_every_draw_continues_the_same_generator():
     assert [set(part.tolist()) for part in found] == plainly((np.arange(400) % 10).tolist(), 10, 10, 0.1, 10)
     with pytest.raises(DataError, match="1 draws with"):
         dirichlet.split(dirichlet.Params(**own, max_draws=1), task, 1)
-
-
-def test_the_default_is_keyed_by_the_seed_of_the_run():
-    assert compose(())["partition"]["sampler"] == "keyed"
-    assert load(("partition=dirichlet", "partition.sampler=authors")).partition.model_dump()["authors_seed"] == 1
 
 
 @pytest.mark.data

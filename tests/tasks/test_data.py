@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from fedcross.core.errors import ConfigError
 from fedcross.tasks import data
-from fedcross.tasks.base import Examples
+from fedcross.tasks.base import Examples, Task
+from fedcross.tasks.data import held_out
+from fedcross.tasks.scoring import scores
 
 
 def task(x: Any = None, users: Any = None, y: Any = (0, 1, 1)) -> Any:
@@ -39,17 +43,30 @@ def test_every_array_counts_and_its_layout_does_not(monkeypatch: pytest.MonkeyPa
     assert data.digests(task())["train"] == plain
 
 
-def test_of_a_large_array_blocks_count_that_are_spread_over_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data, "BLOCK", 16)
-    monkeypatch.setattr(data, "MOST_BYTES", 32)
-    seen = [bytes(block) for block in data._blocks(np.arange(12, dtype=np.float32).reshape(3, 4))]
-    assert seen == [np.arange(4, dtype=np.float32).tobytes(), np.arange(8, 12, dtype=np.float32).tobytes()]
+def test_a_validation_part_is_held_out_of_every_class_before_the_partition():
+    y = np.array([0] * 10 + [1] * 20)
+    whole = Task("t", Examples(np.arange(30), y), Examples(np.arange(3), y[:3]), 2, (1,), torch.from_numpy)
+    assert held_out(whole, 0.0) is whole
+    held = held_out(whole, 0.1)
+    assert np.bincount(held.validation.y).tolist() == [1, 2]
+    assert sorted([*held.train.x, *held.validation.x]) == list(range(30))
+    assert held_out(whole, 0.1).validation.x.tolist() == held.validation.x.tolist()
+    with pytest.raises(ConfigError, match="validation"):
+        held_out(whole, 0.01)
 
 
-def test_inputs_that_are_no_array_count_by_their_type():
-    class Lazy:
-        def __getitem__(self, index: Any) -> Any:
-            raise AssertionError("nothing is read for a digest")
-
-    assert data.digests(task(Lazy())) != data.digests(task())
-    assert set(data.digests(task(np.array(["a", 1, None], dtype=object)))) == {"train"}
+def test_scores_by_hand():
+    """Class 0: two of three right; class 1: one of one. Chances of class 1 rank the only positive second of four."""
+    logits = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 2.0], [0.0, 1.0]])
+    found = scores(logits, torch.tensor([0, 0, 0, 1]))
+    expected = {
+        "majority_share": 0.75,
+        "balanced_accuracy": 5 / 6,
+        "sensitivity": 1.0,
+        "specificity": 2 / 3,
+        "auc": 2 / 3,
+    }
+    assert found == pytest.approx(expected)
+    absent = scores(torch.eye(4)[[0, 1, 1]], torch.tensor([0, 1, 0]))
+    assert absent["balanced_accuracy"] == pytest.approx(0.75)
+    assert "sensitivity" not in absent

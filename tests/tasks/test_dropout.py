@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,14 +34,6 @@ def test_rate_and_scale(p: float, state: int) -> None:
     assert abs(kept.double().mean().item() - (1 - p)) <= 5 * (p * (1 - p) / 20_000) ** 0.5
 
 
-def test_neighbouring_elements_and_forwards_are_uncorrelated() -> None:
-    """For 40,000 independent pairs a correlation has standard deviation 1/200; 5 of them are .025."""
-    drop = layer(0.5)
-    a, b = (drop(torch.ones(200, 200)).flatten() for _ in range(2))
-    for first, second in ((a, b), (a[:-1], a[1:]), (a[:-200], a[200:])):
-        assert abs(torch.corrcoef(torch.stack((first, second)))[0, 1].item()) < 0.025
-
-
 def test_same_state_same_masks_whatever_the_global_generator() -> None:
     x = torch.ones(4, 50)
     a, b = layer(0.5), layer(0.5)
@@ -52,34 +43,6 @@ def test_same_state_same_masks_whatever_the_global_generator() -> None:
     assert not torch.equal(first, a(x))  # the state has moved on
     b(x)
     assert torch.equal(a.state, b.state)
-
-
-def test_padding_rows_and_memory_layout_do_not_change_the_mask() -> None:
-    x = torch.ones(5, 3, 4, 4)
-    full = layer(0.5)(x)
-    assert torch.equal(layer(0.5)(x[:2]), full[:2])
-    assert torch.equal(layer(0.5)(x.to(memory_format=torch.channels_last)), full)
-
-
-def test_rows_are_dropped_whole() -> None:
-    drop = Dropout(0.5, rows=True)
-    out = drop(torch.ones(64, 3, 2))
-    share = (out != 0).float().mean(dim=(1, 2))
-    assert set(share.tolist()) == {0.0, 1.0}
-
-
-def test_evaluation_and_zero_are_the_identity() -> None:
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
-    drop = layer(0.9)
-    assert drop.eval()(x) is x
-    assert drop.state.item() == 7
-    assert layer(0.0)(x) is x
-
-
-@pytest.mark.parametrize("p", [-0.1, 1.0])
-def test_probability_out_of_range(p: float) -> None:
-    with pytest.raises(ValueError, match="not in"):
-        Dropout(p)
 
 
 def test_layers_have_their_own_streams_and_states_are_not_persistent() -> None:

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from fedcross.tasks.inputs import Inputs, Prepare
-from fedcross.tasks.reading.params import Normalise, token_ids
-from tests.support.emulated_gpu import emulated_gpu
+from fedcross.tasks.reading.params import Normalise
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+CPU = torch.device("cpu")
 #: As in conf/task: digits, FEMNIST (inverted), CIFAR-10, ImageNet's statistics.
 SETTINGS = {
     "digits": Normalise((0.5,), (0.5,), 16.0),
@@ -43,45 +42,3 @@ def test_every_byte_is_prepared_as_the_task_does_to_the_bit(name: str, last: boo
     found = Inputs(held, Prepare(normalise, 4, CPU))[:]
     assert torch.equal(found, normalise(raw))
     assert found.is_contiguous(memory_format=layout)
-
-
-def test_a_fused_multiply_add_would_give_other_bits() -> None:
-    """One rounding in place of two: the test above can tell them apart."""
-    normalise, held = SETTINGS["channels"], torch.arange(256, dtype=torch.uint8).view(256, 1, 1, 1).expand(-1, 3, 1, 1)
-    factor, offset = (term.double() for term in normalise.terms(4))
-    once = (held.double() * factor + offset).float()
-    assert not torch.equal(once, Prepare(normalise, 4, CPU)(held))
-    torch.testing.assert_close(once, Prepare(normalise, 4, CPU)(held))
-
-
-def test_only_pictures_that_are_normalised_stay_bytes_and_only_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures = np.arange(32, dtype=np.uint8).reshape(2, 1, 4, 4)
-    numbers, tokens = pictures.astype(np.float32), np.array([[1, 2], [3, 4]], np.int32)
-    normalise = SETTINGS["inverted"]
-
-    def own(raw: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.array(raw)).double()
-
-    cases = [
-        (pictures, normalise, torch.uint8),
-        (numbers, normalise, torch.float32),
-        (tokens, token_ids, torch.int64),
-        (pictures, own, torch.float64),
-    ]
-    with emulated_gpu(monkeypatch):
-        for raw, prepare, kind in cases:
-            there, here = Inputs.of(raw, prepare, GPU), Inputs.of(raw, prepare, CPU)
-            assert (there.held.dtype, there.held.device) == (kind, GPU)
-            assert (there.prepare is None) == (kind != torch.uint8)
-            assert here.prepare is None
-            assert torch.equal(there[:].cpu(), here[:])
-            assert torch.equal(here[:], prepare(raw))
-
-
-def test_preparations_are_equal_if_they_do_the_same() -> None:
-    """They are part of the key under which a recorded step is found."""
-    same = [Prepare(SETTINGS["channels"], 4, CPU) for _ in range(2)]
-    others = [Prepare(SETTINGS["cifar10"], 4, CPU), Prepare(SETTINGS["channels"], 4, torch.device("meta"))]
-    assert same[0] == same[1]
-    assert len({*same, *others}) == 3
-    assert same[0] != None  # noqa: E711 - the inputs of others have none

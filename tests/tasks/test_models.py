@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
@@ -19,7 +18,6 @@ from fedcross.core.settings import find
 from fedcross.tasks.base import Examples, Task
 from fedcross.tasks.models import create
 from fedcross.tasks.models._split import Split, weights
-from fedcross.tasks.models.dropout import Dropout
 
 EMPTY = Examples(np.zeros((0, 1)), np.zeros(0, np.int64))
 CONF = composing.CONF / "model"
@@ -36,8 +34,6 @@ def text_task(vocabulary: int, length: int, classes: int) -> Task:
 DIGITS = image_task(1, 8, 10)
 MNIST = image_task(1, 28, 10)
 CIFAR10 = image_task(3, 32, 10)
-CIFAR20 = image_task(3, 32, 20)
-CIFAR100 = image_task(3, 32, 100)
 FEMNIST = image_task(1, 28, 62)
 TINY = image_task(3, 64, 200)
 VIREO = image_task(3, 64, 172)  # smaller than the real 224x224, for speed; the weights do not depend on it
@@ -47,21 +43,16 @@ SENT140 = text_task(500, 25, 2)
 # Expected counts: the derivation stands in each model's docstring.
 COUNTS: list[tuple[str, dict[str, Any], Task, int]] = [
     ("mlp", {}, DIGITS, 4_810),
-    ("mlp", {"hidden": [32, 16]}, DIGITS, 64 * 32 + 32 + 32 * 16 + 16 + 16 * 10 + 10),
     ("lenet5", {}, CIFAR10, 62_006),
-    ("lenet5", {}, CIFAR20, 62_006 + 10 * 85),
     ("lenet5", {}, MNIST, 61_706),
     ("cnn_femnist", {}, FEMNIST, 160_510),
     ("cnn_w", {}, CIFAR10, 878_538),
     ("resnet20_lab", {}, CIFAR10, 219_482),
-    ("resnet20_lab", {"final_norm": True}, CIFAR20, 219_482 + 10 * 257),
-    ("resnet20_lab", {}, FEMNIST, 219_482 - 2 * 16 * 9 + 52 * 257),
+    ("resnet20_lab", {"final_norm": True}, CIFAR10, 219_482),
     ("resnet20", {}, CIFAR10, 269_722),
     ("vgg16_bn", {}, CIFAR10, 33_646_666),
-    ("vgg16_bn", {}, CIFAR20, 33_646_666 + 10 * 4097),
     ("vgg_femnist", {}, FEMNIST, 8_024_958),
     ("resnet18", {}, CIFAR10, 11_173_962),
-    ("resnet18", {}, CIFAR100, 11_173_962 + 90 * 513),
     ("resnet18", {}, TINY, 11_173_962 + 190 * 513),
     ("resnet18", {"stem": "authors"}, CIFAR10, 11_173_962 + 2 * (512 * 512 + 512)),
     ("resnet18", {"stem": "authors_7x7"}, VIREO, 11_181_642 + 162 * 513 + 2 * (512 * 512 + 512)),
@@ -70,7 +61,6 @@ COUNTS: list[tuple[str, dict[str, Any], Task, int]] = [
     ("fedfusion_mnist", {}, MNIST, 1_630_602),
     ("fedfusion_mnist", {"variant": "paper"}, MNIST, 1_663_370),
     ("lstm", {}, SHAKESPEARE, 819_920),
-    ("lstm", {"dropout": 0.5}, SHAKESPEARE, 819_920),
     ("lstm_sent140", {}, SENT140, 100 * 500 + 174_786),
     # torchvision's documented 2,542,856 for 1,000 classes, whose last layer has 1,025 weights per class
     ("torchvision", {}, CIFAR10, 2_542_856 - 990 * 1025),
@@ -119,41 +109,19 @@ def test_one_training_step(built: tuple[Split, Task, int]) -> None:
         embedding = model.features(x)
         assert embedding.shape == (2, model.embedding)
         assert torch.equal(model.classifier(embedding), model(x))
-        if model.extractor_channels:
+        if model.extractor_channels:  # the extractor comes first, the rest follows
             fused = model.features.extractor(x)  # type: ignore[union-attr,operator]
-            assert fused.dim() == 4
-            assert fused.shape[1] == model.extractor_channels
-            rest = list(model.features.children())[1:]  # the extractor comes first, the rest follows
-            assert torch.equal(nn.Sequential(*rest)(fused), embedding)
-        if not task.vocabulary:
-            last = model(x.to(memory_format=torch.channels_last))
-            torch.testing.assert_close(last, model(x), rtol=1e-4, atol=1e-5)
+            assert (fused.dim(), fused.shape[1]) == (4, model.extractor_channels)
+            assert torch.equal(nn.Sequential(*list(model.features.children())[1:])(fused), embedding)
 
 
-def settings_of(file: Path) -> dict[str, Any]:
-    """Return the settings of a model's file and of those that it builds on; tests/conf composes each with Hydra."""
-    own = OmegaConf.load(file)
-    assert isinstance(own, DictConfig)
-    order = own.pop("defaults", ["_self_"])
-    parts = [own if name == "_self_" else settings_of(file.with_stem(name)) for name in order]
-    whole = OmegaConf.create({"model": OmegaConf.merge(*parts), "task": {"name": "digits"}})  # a file asks for the task
-    values: dict[str, Any] = OmegaConf.to_container(whole, resolve=True)["model"]  # type: ignore[index,call-overload]
-    return values
-
-
-#: model=own has its settings from the class that it names: tests/tasks/test_own_model.py.
-FILES = [file for file in sorted(CONF.glob("*.yaml")) if file.stem != "own"]
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda p: p.stem)
-def test_configuration_file(file: Path) -> None:
-    text = file.read_text()
-    assert text.startswith(f"# fedcross model={file.stem}")
-    values = settings_of(file)
-    assert values.pop("name") == file.stem
-    module = values.pop("module", file.stem)
+@pytest.mark.parametrize("name", [file.stem for file in sorted(CONF.glob("*.yaml")) if file.stem != "own"])
+def test_configuration_file(name: str) -> None:
+    values = dict(composing.compose((f"model={name}",))["model"])
+    assert values.pop("name") == name
+    module = values.pop("module", name)
     params = find("fedcross.tasks.models", module, "model").Params
-    assert (params(**values) == params()) == (module == file.stem)  # another name is another variant
+    assert (params(**values) == params()) == (module == name)  # another name is another variant
     assert set(values) == set(params.model_fields)
 
 
@@ -179,14 +147,6 @@ def test_lab_resnet_starts_as_its_code_and_leaves_its_last_norm_unused() -> None
     assert unused == {"features.norm.weight", "features.norm.bias"}
 
 
-def test_relu_after_the_pool_equals_relu_before_it() -> None:
-    model = create("lenet5", {}, CIFAR10, seed=0)
-    x, _ = batch(CIFAR10)
-    conv1, pool, _, conv2, *_ = model.features.extractor  # type: ignore[union-attr,misc]
-    expected = pool(torch.relu(conv2(pool(torch.relu(conv1(x))))))
-    assert torch.equal(model.features.extractor(x), expected)  # type: ignore[union-attr,operator]
-
-
 def test_seed_decides_the_weights_and_the_global_generator_stays() -> None:
     before = torch.get_rng_state()
     a, b, c = (create("lenet5", {"name": "lenet5"}, CIFAR10, seed=s) for s in (3, 3, 4))
@@ -202,12 +162,10 @@ def test_seed_decides_the_weights_and_the_global_generator_stays() -> None:
         ("lenet", {}, CIFAR10, "Did you mean 'lenet5'"),
         ("dropout", {}, CIFAR10, "is no model"),
         ("lenet5", {}, DIGITS, "too small"),
-        ("lenet5", {}, SHAKESPEARE, "needs images"),
         ("lstm", {}, CIFAR10, "needs text"),
         ("vgg16_bn", {}, FEMNIST, "too small"),
         ("torchvision", {"architecture": "resnet81"}, CIFAR10, "Did you mean 'resnet"),
-        ("torchvision", {"architecture": "squeezenet1_1"}, CIFAR10, "not a linear layer"),
-        ("torchvision", {"architecture": "alexnet"}, CIFAR10, "does not take images"),
+        ("torchvision", {"architecture": "alexnet"}, CIFAR10, "too small"),
         ("torchvision", {"architecture": "resnet18", "options": {"depth": 3}}, CIFAR10, "model.options"),
         ("torchvision", {}, image_task(4, 32, 10), "1 or 3 channels"),
         ("lstm_sent140", {"vectors": "/nowhere/glove.npy"}, SENT140, "model.vectors"),
@@ -218,16 +176,6 @@ def test_seed_decides_the_weights_and_the_global_generator_stays() -> None:
 def test_wrong_choice_is_explained(name: str, settings: dict[str, Any], task: Task, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         create(name, settings, task, seed=0)
-
-
-def test_torchvision_dropout_becomes_counter_based() -> None:
-    model = create("torchvision", {"architecture": "efficientnet_b0"}, CIFAR10, seed=0)
-    kinds = {type(layer).__name__ for layer in model.modules()}
-    assert "StochasticDepth" not in kinds
-    assert not any(isinstance(layer, nn.Dropout) for layer in model.modules())
-    layers = [layer for layer in model.modules() if isinstance(layer, Dropout)]
-    assert {layer.rows for layer in layers} == {True, False}
-    assert len({int(layer.state) for layer in layers}) == len(layers)
 
 
 def step(base: nn.Module, params: Any, buffers: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -246,7 +194,6 @@ SHORT = text_task(80, 6, 80)
     ("name", "settings", "task"),
     [
         ("resnet20_lab", {}, CIFAR10),
-        ("resnet20", {}, CIFAR10),
         ("lenet5", {}, CIFAR10),
         ("cnn_femnist", {}, FEMNIST),
         ("fedfusion_mnist", {}, MNIST),
@@ -277,29 +224,3 @@ def test_vmap_equals_one_by_one(name: str, settings: dict[str, Any], task: Task)
                 torch.testing.assert_close(together[key][client], expected, rtol=1e-3, atol=1e-4)
             for key, value in state.items():
                 torch.testing.assert_close(buffers[key][client], value, rtol=1e-4, atol=1e-5)
-
-
-def test_lstm_inside_a_transform_equals_the_fused_kernel() -> None:
-    model = create("lstm", {}, SHAKESPEARE, seed=0)
-    x, _ = batch(SHAKESPEARE, size=3)
-    with torch.no_grad():
-        plain = vmap(lambda one: model(one.unsqueeze(0)).squeeze(0))(x)
-        torch.testing.assert_close(plain, model(x), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "task"), [("lstm", SHORT), ("lenet5", CIFAR10)])
-def test_functional_call_uses_the_weights_it_is_given(name: str, task: Task) -> None:
-    """Also parameters that are views into one flat row."""
-    own, other = (create(name, {}, task, seed=s) for s in (0, 1))
-    flat = torch.nn.utils.parameters_to_vector(other.parameters()).detach()
-    views, start = {}, 0
-    for key, parameter in own.named_parameters():
-        views[key] = flat[start : start + parameter.numel()].view_as(parameter).requires_grad_()
-        start += parameter.numel()
-    x, y = batch(task)
-    nn.functional.cross_entropy(other(x), y).backward()
-    out = functional_call(own, views, (x,))
-    torch.testing.assert_close(out, other(x))
-    grads = torch.autograd.grad(nn.functional.cross_entropy(out, y), list(views.values()))
-    for mine, parameter in zip(grads, other.parameters(), strict=True):
-        torch.testing.assert_close(mine, parameter.grad)

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, vmap
-from torch.nn import functional
 
 from fedcross.tasks.models import pooling
 from fedcross.tasks.models.pooling import Convolution, MaxPool2
@@ -73,52 +71,6 @@ def test_gradients_are_torchs(ways_back, n, channels_in, channels_out, height, w
     assert len(ways_back) == 1
 
 
-def test_inputs_in_another_layout_and_order_of_the_gradient(ways_back):
-    ours, theirs = pair(3, 5, 3, 1)
-    x = pictures(4, 3, 8, 8)
-    plain = x.detach().contiguous().requires_grad_()
-    back = torch.randn(4, 4, 4, 5).permute(0, 3, 1, 2)
-    for mine, reference in zip(gradients(ours, plain, back), gradients(theirs, x, back), strict=True):
-        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=2e-5)
-    assert len(ways_back) == 1
-
-
-@pytest.mark.slow
-def test_the_compiled_pool_gives_the_same(monkeypatch, ways_back):
-    ours, _ = pair(3, 6, 5)
-    x = pictures(4, 3, 12, 12)
-    back = torch.randn(4, 6, 4, 4)
-    first = ours(x), *gradients(ours, x, back)
-    monkeypatch.setattr(pooling, "TRIAL", 0)
-    second = ours(x), *gradients(ours, x, back)
-    assert all(map(torch.equal, first, second))
-    assert len(ways_back) == 2
-
-
-def test_the_first_layer_needs_no_gradient_of_its_input(monkeypatch):
-    from fedcross.tasks.models import pooling_loop
-
-    original = pooling_loop.patches
-
-    def patches(*given):
-        assert given[-1] is False, "found a gradient that nobody wants"
-        original(*given)
-
-    monkeypatch.setattr(pooling_loop, "patches", patches)
-    ours, theirs = pair(3, 6, 5)
-    x = pictures(4, 3, 12, 12).detach()
-    for layers in (ours, theirs):
-        layers(x).square().sum().backward()
-    torch.testing.assert_close(ours[0].weight.grad, theirs[0].weight.grad, rtol=1e-4, atol=1e-4)
-
-
-def test_nan_comes_through():
-    ours, _ = pair(1, 2, 3)
-    x = pictures(1, 1, 6, 6)
-    back = torch.full((1, 2, 2, 2), torch.nan)
-    assert all(found.isnan().any() for found in gradients(ours[:2], x, back))
-
-
 def test_second_derivatives_are_torchs():
     ours, theirs = pair(2, 3, 3)
     found = []
@@ -153,29 +105,6 @@ def test_where_it_does_not_fit_torch_does_it(ways_back, case):
     assert ways_back == []
 
 
-def test_many_models_at_once_go_through_torch(ways_back):
-    ours, theirs = pair(3, 4, 3)
-    x = torch.randn(5, 2, 3, 8, 8)
-
-    def loss(layers):
-        return lambda params, x: functional_call(layers, params, (x,)).square().sum()
-
-    params = {name: value.detach() for name, value in ours.named_parameters()}
-    found, reference = (vmap(grad(loss(layers)), in_dims=(None, 0))(params, x) for layers in (ours, theirs))
-    assert all(torch.equal(found[name], reference[name]) for name in params)
-    assert ways_back == []
-
-
-def test_functional_calls_go_our_way(ways_back):
-    ours, theirs = pair(3, 4, 3)
-    x = pictures(2, 3, 8, 8)
-    params = {name: (value + 1).detach().requires_grad_() for name, value in ours.named_parameters()}
-    for layers in (ours, theirs):
-        functional_call(layers, params, (x,)).square().sum().backward()
-    assert len(ways_back) == 1
-    assert all(value.grad is not None for value in params.values())
-
-
 @pytest.mark.parametrize("how", ["changed in place", "hook", "retained"])
 def test_an_output_that_is_looked_at_or_changed_before_the_pool_has_its_own_gradient(ways_back, how):
     (ours, *_), (theirs, *_) = pair(3, 4, 3)
@@ -193,72 +122,3 @@ def test_an_output_that_is_looked_at_or_changed_before_the_pool_has_its_own_grad
     assert all(map(torch.equal, *found))
     assert len(found[0]) == (1 if how == "changed in place" else 2)
     assert ways_back == []
-
-
-@pytest.mark.parametrize("what", ["input", "weight"])
-def test_what_is_changed_between_convolution_and_pool_is_an_error_as_in_torch(what):
-    (ours, *_), _ = pair(3, 4, 3)
-    x = pictures(2, 3, 8, 8).detach()
-    y = ours(x)
-    with torch.no_grad():
-        (x if what == "input" else ours.weight).mul_(2)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        MaxPool2()(y).sum().backward()
-
-
-def test_a_weight_that_is_new_at_each_look_is_read_once(ways_back):
-    class Doubled(nn.Module):
-        looks = 0
-
-        def forward(self, weight):
-            self.looks += 1
-            return weight * 2**self.looks
-
-    ours, theirs = pair(3, 4, 3)
-    with torch.no_grad():
-        theirs[0].weight.mul_(2)
-    parametrized = Doubled()
-    nn.utils.parametrize.register_parametrization(ours[0], "weight", parametrized)
-    parametrized.looks = 0
-    x = pictures(2, 3, 8, 8)
-    found, reference = (torch.autograd.grad(layers(x).square().sum(), x)[0] for layers in (ours, theirs))
-    torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-4)
-    assert len(ways_back) == 1
-
-
-@pytest.mark.parametrize("name", ["stride", "dilation", "padding_mode", "bias", "ceil_mode", "pool stride"])
-def test_other_settings_are_torchs(ways_back, name):
-    changed = {
-        "stride": ("stride", (2, 2)), "dilation": ("dilation", (2, 2)), "padding_mode": ("padding_mode", "circular"),
-        "bias": ("bias", None), "ceil_mode": ("ceil_mode", True), "pool stride": ("stride", 1),
-    }[name]  # fmt: skip
-    found = []
-    for layers in pair(3, 4, 3, 1):
-        setattr(layers[1 if name in ("ceil_mode", "pool stride") else 0], *changed)
-        x = pictures(2, 3, 9, 9)
-        found.append(gradients(layers, x, torch.ones_like(layers(x))))
-    assert all(map(torch.equal, *found))
-    assert ways_back == []
-
-
-def test_another_default_dtype_changes_nothing():
-    ours, _ = pair(3, 4, 3)
-    x, back = pictures(2, 3, 8, 8), torch.ones(2, 4, 3, 3)
-    before = gradients(ours, x, back)
-    torch.set_default_dtype(torch.float64)
-    try:
-        after = gradients(ours, x, back)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert all(map(torch.equal, before, after))
-
-
-def test_the_state_has_torchs_names_and_first_weights():
-    torch.manual_seed(5)
-    ours = Convolution(3, 4, 5, 2)
-    torch.manual_seed(5)
-    theirs = nn.Conv2d(3, 4, 5, padding=2)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
-    x = torch.randn(2, 3, 8, 8)
-    assert torch.equal(ours(x), functional.conv2d(x, theirs.weight, theirs.bias, padding=2))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcross.tasks import cifar10, femnist, mnist, shakespeare
+from fedcross.tasks import cifar10, femnist, shakespeare
 
 ROOT = Path(os.environ.get("FEDCROSS_DATA", ""))
 
@@ -35,16 +35,6 @@ def test_cifar10_is_what_torchvision_reads():
             assert examples.y.tolist() == reference.targets
     assert np.bincount(task.train.y).tolist() == [5000] * 10
     assert task.label_names[6] == "frog"
-
-
-def test_mnist_is_what_torchvision_reads():
-    from torchvision.datasets import MNIST
-
-    task = mnist.load(mnist.Params(root=ROOT))
-    for part, examples in ((True, task.train), (False, task.test)):
-        reference = MNIST(str(ROOT), train=part)
-        assert np.array_equal(examples.x[:, 0], reference.data.numpy())
-        assert np.array_equal(examples.y, reference.targets.numpy())
 
 
 def test_femnist_json_and_npz_agree():

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcross.client.batched import padding
-from fedcross.client.batched.captured import Together
+from fedcross.client.batched.stack import slopes_of
 from fedcross.client.batched.trainer import train_batched
+from fedcross.client.compiled import Compiled
 from fedcross.client.flat_model import ModuleNet
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Visit
+from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors, Visit
 from fedcross.tasks.inputs import Inputs
 from tests.client.batched.test_trainer import EXACT, agree, one_by_one
 from tests.support import visits as v
-from tests.support.tape import TapeRecorder
 
 
 class Plain(nn.Module):
@@ -123,74 +120,52 @@ def made(kind: type[Plain], *sizes: int) -> tuple[ModuleNet, list[Visit]]:
     return net, visits
 
 
-def compared(net: ModuleNet, objective: Objective, clients: list[Visit], *, recorded: bool) -> Together:
+def compared(net: ModuleNet, objective: Objective, clients: list[Visit], *, compiled: bool) -> Compiled:
     """Train `clients` together; assert that each learns what it learns alone."""
-    together = Together(net, objective, record=TapeRecorder())
+    step = Compiled(slopes_of(net, objective, padded=True), v.CPU, backend="eager")
     for _ in range(2):
         expected = one_by_one(net, objective, clients)
         works = [v.work(net, objective, client) for client in clients]
-        found = train_batched(net, objective, works, v.settings(), together=together if recorded else None)
+        found = train_batched(net, objective, works, v.settings(), compiled=step if compiled else None)
         for one, other in zip(found, expected, strict=True):
             agree(one, other, EXACT)
-    return together
+    return step
 
 
 MIXING = [Folded, Instances, Following, Centred]
 
 
 @pytest.mark.parametrize("kind", MIXING)
-@pytest.mark.parametrize("recorded", [False, True], ids=["", "recorded"])
-def test_rows_that_mix_are_not_padded(kind: type[Plain], recorded: bool) -> None:
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
+def test_rows_that_mix_are_not_padded(kind: type[Plain], compiled: bool) -> None:
     net, clients = made(kind, 14, 11)
-    together = compared(net, Objective(Settings()), clients, recorded=recorded)
-    assert ("padding of a short batch would change" in str(together.refused)) == recorded
+    compared(net, Objective(Settings()), clients, compiled=compiled)
 
 
 @pytest.mark.parametrize("kind", MIXING)
-def test_full_batches_alone_are_recorded_whatever_mixes(kind: type[Plain]) -> None:
+def test_full_batches_alone_are_compiled_whatever_mixes(kind: type[Plain]) -> None:
     net, clients = made(kind, 12, 8)
-    together = compared(net, Objective(Settings()), clients, recorded=True)
-    assert together.refused is None
-    assert together.replays > 0
+    assert not compared(net, Objective(Settings()), clients, compiled=True).refused
     assert net.padding == {}
 
 
 @pytest.mark.parametrize("kind", [Plain, Normed, Twice])
-def test_rows_that_do_not_mix_are_padded_and_recorded(kind: type[Plain]) -> None:
+def test_rows_that_do_not_mix_are_padded(kind: type[Plain]) -> None:
     net, clients = made(kind, 14, 11)
-    together = compared(net, Objective(Settings()), clients, recorded=True)
-    assert together.refused is None
-    assert together.replays > 0
+    assert not compared(net, Objective(Settings()), clients, compiled=True).refused
 
 
 @pytest.mark.parametrize("count", [3, 4, 5])
 def test_the_methods_own_examples_are_no_batch(count: int) -> None:
-    """Four are as many as a batch has; others break the backward pass of batch normalisation in a recorded step."""
+    """Four are as many as a batch has."""
     net, clients = made(Normed, 14, 11)
-    together = compared(net, Public(count), clients, recorded=True)
-    assert together.refused is not None
+    compared(net, Public(count), clients, compiled=True)
 
 
-@pytest.mark.slow
-def test_the_methods_own_examples_beside_full_batches_fall_back_where_they_fail() -> None:
-    """What fails in a recorded step alone costs the recording, not the round."""
-    net, clients = made(Normed, 12, 12)
-    assert compared(net, Public(4), clients, recorded=True).refused is None
-    net, clients = made(Normed, 12, 12)
-    assert "modified by an inplace operation" in str(compared(net, Public(5), clients, recorded=True).refused)
-
-
-class Remembering(Public):
-    """Remembers what it has seen, and draws."""
-
-    def __init__(self) -> None:
-        super().__init__(4)
-        self.seen: list[int] = []
+class Drawing(Public):
+    """Draws random numbers."""
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        self.seen.append(len(batch.x))
-        random.random()
-        np.random.rand()  # noqa: NPY002
         torch.rand(())
         return super().loss(net, params, buffers, batch, prepared)
 
@@ -212,31 +187,14 @@ class Teaching(Plain):
 def test_a_trial_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Method, network, random numbers; and it is made once."""
     net, (one, _) = made(Teaching, 14, 11)
-    objective, tried = Remembering(), []
+    objective, tried = Drawing(4), []
     real = padding._tried
     monkeypatch.setattr(padding, "_tried", lambda *given, **how: tried.append(1) or real(*given, **how))
     work = v.work(net, objective, one)
     before = [tensor.clone() for tensor in (net.flat, *net.kept)]
-    draws = random.getstate(), torch.get_rng_state()
+    drawn = torch.get_rng_state()
     for _ in range(2):
-        padding.counts(net, objective, work, v.settings(), recorded=False)
-    assert objective.seen == []
-    assert random.getstate() == draws[0]
-    assert torch.equal(torch.get_rng_state(), draws[1])
+        padding.counts(net, objective, work, v.settings())
+    assert torch.equal(torch.get_rng_state(), drawn)
     assert all(map(torch.equal, before, (net.flat, *net.kept)))
     assert tried == [1]
-
-
-def test_too_little_memory_for_a_trial_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, (one, _) = made(Plain, 14, 11)
-    objective = Objective(Settings())
-    work = v.work(net, objective, one)
-
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(padding, "_alone", full)
-        with pytest.raises(torch.OutOfMemoryError):
-            padding.counts(net, objective, work, v.settings(), recorded=True)
-    assert padding.counts(net, objective, work, v.settings(), recorded=True) == ""

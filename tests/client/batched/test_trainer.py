@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcross.client.batched import trainer
-from fedcross.client.batched.state import StackedPrepared, alike, fitting
+from fedcross.client.batched.stack import StackedPrepared, alike, fitting
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
 from fedcross.core.settings import Settings
+from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors, Trained, Visit, flatten
 from fedcross.strategies.parts.loss_random import normal
-from fedcross.strategies.parts.objective import Batch, Net, Objective, Prepared, Tensors, Trained, Visit, flatten
 from fedcross.tasks.models._split import Split
 from tests.support import visits as v
 
@@ -164,35 +163,6 @@ def test_a_round_that_does_not_fit_is_split_and_gives_the_same() -> None:
         agree(a, b, EXACT)
 
 
-@pytest.mark.parametrize("sizes", [(1, 50, 50), (50, 1, 50), (50, 50, 1)])
-def test_the_memory_of_the_largest_client_is_counted(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...]) -> None:
-    """The limit holds whichever client comes first."""
-    net, objective = v.small_net(), Objective(Settings())
-    works = [v.work(net, objective, v.visit(net, i, n)) for i, n in enumerate(sizes)]
-    large, small = (works[sizes.index(n)] for n in (50, 1))
-    limit = next(m for m in range(10_000, 10**7, 1_000) if fitting(net, objective, large, 4, m) == 2)
-    assert fitting(net, objective, small, 4, limit) > 2
-    stacked: list[int] = []
-    real = trainer._Stack.train
-
-    def noted(self: Any, augment: Any) -> Any:
-        stacked.append(len(self.visits))
-        return real(self, augment)
-
-    monkeypatch.setattr(trainer._Stack, "train", noted)
-    train_batched(net, objective, works, v.settings(epochs=1), memory=limit)
-    assert stacked == [2, 1]
-
-
-def test_more_memory_fits_more_clients() -> None:
-    net = v.small_net()
-    objective = Objective(Settings())
-    work = v.work(net, objective, v.visit(net, 0, 8))
-    fits = [fitting(net, objective, work, 4, memory=m) for m in (100_000, 1_000_000, 10_000_000)]
-    assert fits == sorted(fits)
-    assert fits[0] < fits[2]
-
-
 def test_prepared_values_are_stacked_only_with_their_like() -> None:
     net = v.small_net()
     one = v.visit(net, 0, 4)
@@ -211,9 +181,8 @@ def test_prepared_values_are_stacked_only_with_their_like() -> None:
 
 def test_prepared_values_of_unequal_length_are_padded_at_their_end() -> None:
     extra = StackedPrepared.of([{"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([3.0])}])
-    assert extra.leaves[0].tolist() == [[1.0, 2.0], [3.0, 0.0]]
-    assert extra.dims == [0]
-    assert extra.tree([torch.tensor(5.0)]) == {"a": torch.tensor(5.0)}
+    assert extra.tree["a"].tolist() == [[1.0, 2.0], [3.0, 0.0]]
+    assert extra.dims == {"a": 0}
 
 
 def test_the_loss_of_a_single_example_is_its_own() -> None:
@@ -226,48 +195,6 @@ def test_the_loss_of_a_single_example_is_its_own() -> None:
         assert a.loss > 0
 
 
-class Kept(torch.autograd.Function):
-    """Keeps 125 numbers of eight bytes for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(torch.ones(125, dtype=torch.float64))
-        return x.sum()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise AssertionError("nobody trains here")
-
-
-class Keeping(Objective):
-    """A loss that keeps 1,000 bytes."""
-
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        return cast(Tensor, Kept.apply(params["classifier.bias"]))  # type: ignore[no-untyped-call]
-
-
-class Climbing(Keeping):
-    """Takes its gradient elsewhere."""
-
-    def ascent(self, flat: Tensor, gradient: Tensor, prepared: Prepared) -> Tensor:
-        return gradient
-
-
-@pytest.mark.parametrize(("kind", "vectors"), [(Keeping, 6), (Climbing, 9)])
-def test_the_memory_of_a_client_by_hand(kind: type[Keeping], vectors: int) -> None:
-    """Three examples and a batch of four: what one batch keeps counts twice for its size, and twice for gradients.
-
-    A picture has 72 numbers; it lies in the client's data and in the stack. One prepared tensor has 5 numbers.
-    """
-    net, objective = v.small_net(), kind(Settings())
-    one = v.visit(net, 0, 3)
-    work = v.Work(one, {"table": torch.ones(5, dtype=torch.float64), "weight": 0.5}, {})
-    model = 8 * sum(p.numel() for p in one.params.values())
-    each = 2 * 2 * 1000 + vectors * model + 5 * 8 + 2 * 3 * 72 * 8
-    fits = [fitting(net, objective, work, 4, memory) for memory in (7 * each, 7 * each - 1, each, each - 1)]
-    assert fits == [7, 6, 1, 1]
-
-
 def test_a_batch_that_torch_refuses_is_refused_here_too() -> None:
     """A single vector has no variance. Recorded steps do not wait to find that out, others do."""
     layers = [nn.Flatten(), nn.Linear(72, 4), nn.BatchNorm1d(4), nn.ReLU()]
@@ -275,15 +202,3 @@ def test_a_batch_that_torch_refuses_is_refused_here_too() -> None:
     works = [v.work(net, objective, v.visit(net, i, 5)) for i in range(2)]
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         train_batched(net, objective, works, v.settings())
-
-
-def test_less_room_is_said_and_a_gpus_memory_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    emptied: list[bool] = []
-    monkeypatch.setattr(trainer, "log", lambda _level, text, *words: said.append(text % words))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    trainer._make_room(v.CPU, 3)
-    assert emptied == []
-    trainer._make_room(torch.device("cuda"), 2)
-    assert emptied == [True]
-    assert [line.split(": ")[2].split(" ")[0] for line in said] == ["3", "2"]

@@ -1,201 +1,137 @@
-import contextlib
-import errno
-import os
+import argparse
 import socket
-import sys
-from importlib import metadata
+import sqlite3
+from email.utils import formatdate
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from fedcross.core.causes import cause_of
+from fedcross.core.keys import KeyPair, make_authority, make_server
+from fedcross.deploy import keys
 from fedcross.server.commands import doctor
+from tests.deploy.test_gateway import Gate, gate, needs_haproxy  # noqa: F401 - a fixture
 
 
 def kinds(findings):
     return [finding.kind for finding in findings]
 
 
-def test_ports():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        port = server.getsockname()[1]
-        assert doctor.check_listen(port, "127.0.0.1").kind == "FAULT"
-        assert doctor.check_connect(f"127.0.0.1:{port}").kind == "ok"
-    assert doctor.check_listen(port, "127.0.0.1").kind == "ok"
-    assert doctor.check_connect(f"127.0.0.1:{port}").kind == "FAULT"
+@pytest.fixture
+def folder(tmp_path):
+    keys.init(tmp_path / "keys", ["client-1"])
+    return tmp_path / "keys"
 
 
-def test_disk(tmp_path):
-    assert kinds(doctor.check_disk(tmp_path / "not" / "yet", least=1)) == ["ok"]
-    (found,) = doctor.check_disk(tmp_path, least=2**70)
-    assert found.kind == "FAULT"
-    assert "Free space" in found.text
-    (tmp_path / "file").touch()
-    assert kinds(doctor.check_disk(tmp_path / "file" / "run")) == ["FAULT"]
+def test_this_machine_is_well_and_the_command_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDCROSS_DATA", raising=False)
+    assert doctor.main([]) == 0
+    assert capsys.readouterr().out.endswith("0 faults\n")
 
 
-FULL = SimpleNamespace(f_flag=0, f_files=9, f_favail=0, f_bavail=1 << 30, f_frsize=4096)
+def test_a_package_that_is_missing_or_too_old_is_named_with_its_cure(monkeypatch):
+    wanted = ["numpy>=999", "no-such-package", "ray-missing; extra == 'x'", "ray>=0"]
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: wanted)
+    found = [finding for finding in doctor.check_versions() if finding.kind == "FAULT"]
+    assert len(found) == 2
+    assert all("pip install" in finding.text for finding in found)
+
+
+@pytest.mark.parametrize(("make", "kind"), [(None, "FAULT"), ("empty", "FAULT"), ("full", "ok")])
+def test_a_data_folder_that_is_named_must_be_there(tmp_path, make, kind):
+    if make:
+        (tmp_path / "data").mkdir()
+    if make == "full":
+        (tmp_path / "data" / "x.npz").touch()
+    assert kinds(doctor.check_data(tmp_path / "data", True)) == [kind]
+    assert kinds(doctor.check_data(tmp_path / "data", False)) == [kind.replace("FAULT", "note")]
+
+
+def test_a_disk_that_is_too_full_or_closed_is_a_fault(tmp_path):
+    assert kinds(doctor.check_disk(tmp_path / "new" / "folder")) == ["ok"]
+    assert kinds(doctor.check_disk(tmp_path, least=2**70)) == ["FAULT"]
+    assert kinds(doctor.check_disk(Path("/proc/1"))) == ["FAULT"]
+
+
+def test_keys_of_a_server_and_of_a_device(folder):
+    assert set(kinds(doctor.check_keys(folder / "server"))) == {"ok"}
+    assert set(kinds(doctor.check_keys(folder / "client-1"))) == {"ok"}
 
 
 @pytest.mark.parametrize(
-    ("said", "told", "cause"),
+    ("harm", "told"),
     [
-        (errno.ENOSPC, "No space left on device, no more files (inodes)", "disk_full"),
-        (errno.EDQUOT, "Disk quota exceeded", "quota_exceeded"),
-        (None, "only 0 more files fit there (inodes)", "disk_full"),
+        (lambda server: (server / "server.key").chmod(0o644), "chmod 600"),
+        (
+            lambda server: (server / "server.key").write_bytes((server.parent / "authority/ca.key").read_bytes()),
+            "renew",
+        ),
+        (lambda server: (server / "server.key").write_text("x"), "no readable private key"),
+        (lambda server: (server / "ca.crt").unlink(), "init"),
+        (lambda server: make_server(pair(server), server, ["localhost"], 13), "expires in 1"),
+        (lambda server: make_server(pair(server), server, ["localhost"], 0), "expired"),
     ],
+    ids=["open", "other", "damaged", "missing", "soon", "over"],
 )
-def test_a_disk_that_takes_nothing_has_a_cause(tmp_path, monkeypatch, said, told, cause):
-    def full(**_):
-        raise OSError(said, os.strerror(said))
-
-    monkeypatch.setattr(doctor.os, "statvfs", lambda _: FULL)
-    if said:
-        monkeypatch.setattr(doctor.tempfile, "TemporaryFile", full)
-    (found,) = doctor.check_disk(tmp_path)
-    assert (found.kind, told in found.text, cause_of(found.text).name) == ("FAULT", True, cause)
+def test_what_is_wrong_with_keys_is_a_fault_with_its_cure(folder, harm, told):
+    harm(folder / "server")
+    found = list(doctor.examine(_asked(keys=[folder / "server"])))
+    faults = [finding.text for finding in found if finding.kind == "FAULT"]
+    assert len(faults) == 1
+    assert told in faults[0]
 
 
-def test_too_small_and_read_only_disks_have_a_cause(tmp_path, monkeypatch):
-    (small,) = doctor.check_disk(tmp_path, least=2**70)
-    monkeypatch.setattr(doctor.os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
-    (closed,) = doctor.check_disk(tmp_path)
-    assert [cause_of(found.text).name for found in (small, closed)] == ["disk_full", "read_only"]
+def pair(server):
+    return KeyPair(server.parent / "authority" / "ca.crt", server.parent / "authority" / "ca.key")
 
 
-def test_a_folder_below_somebody_elses(tmp_path, monkeypatch):
-    closed, exists = tmp_path / "closed" / "outputs", Path.exists
-
-    def hidden(path):
-        if path == closed:
-            raise PermissionError(13, "Permission denied")
-        return exists(path)
-
-    monkeypatch.setattr(Path, "exists", hidden)
-    (found,) = doctor.check_disk(closed)
-    assert "GiB free" in found.text
-
-
-def test_data(tmp_path):
-    assert kinds(doctor.check_data(tmp_path / "none", required=True)) == ["FAULT"]
-    assert kinds(doctor.check_data(tmp_path / "none", required=False)) == ["note"]
-    (wrong,) = doctor.check_data(tmp_path / "none", required=False, named=True)
-    assert (wrong.kind, "FEDCROSS_DATA names it" in wrong.text) == ("FAULT", True)
-    (tmp_path / "none").mkdir()
-    assert kinds(doctor.check_data(tmp_path / "none", required=True)) == ["FAULT"]
-    (tmp_path / "none" / "cifar10").mkdir()
-    assert kinds(doctor.check_data(tmp_path / "none", required=True)) == ["ok"]
+def _asked(**more):
+    asked = {
+        "data": None,
+        "output": Path(),
+        "gpu": False,
+        "keys": [],
+        "superlink": None,
+        "listen": [],
+        "database": None,
+    }
+    return argparse.Namespace(**{**asked, **more})
 
 
-def test_a_folder_of_keys_is_no_place_for_runs_or_data(tmp_path):
-    """As a run would be refused there; the SuperLink's own folder is only looked at for room, with --database."""
-    for name in ("keys/server/server.key", "keys/public/ca.crt", "state/superlink.db"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    keys, state = tmp_path / "keys", tmp_path / "state"
-    for folder, what in (
-        (keys, "a folder of folders of keys, with server/server.key"),
-        (keys / "server", "a folder of keys, with server.key"),
-        (state, "the SuperLink's folder, with superlink.db"),
-    ):
-        (found,) = doctor.check_output(folder, None)
-        assert found == doctor.fault(f"{folder}: {what}. No run writes there: choose another --output.")
-    assert not [*doctor.check_output(tmp_path / "outputs", None), *doctor.check_output(state, state / "superlink.db")]
-    for folder, name in ((keys, "public/ca.crt"), (keys / "public", "ca.crt")):
-        (found,) = doctor.check_data(folder, required=True)
-        assert found == doctor.fault(f"{folder}: a folder of keys, with {name}. Name the folder of the data.")
+def test_a_taken_port_is_a_fault():
+    with socket.create_server(("", 0)) as taken:
+        assert kinds(doctor.check_listen(taken.getsockname()[1])) == ["FAULT"]
+    assert kinds(doctor.check_listen(0)) == ["ok"]
 
 
-def test_doctor_asks_about_the_folder_of_runs(tmp_path, monkeypatch, capsys):
-    (tmp_path / "server.key").touch()
-    monkeypatch.setattr(doctor, "check_versions", lambda **_: iter(()))
-    assert doctor.main(["--output", str(tmp_path)]) == 1
-    assert f"FAULT  {tmp_path}: a folder of keys, with server.key" in capsys.readouterr().out
+def test_a_database_that_is_locked_or_none_is_a_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "CONNECT_S", 0.1)
+    path = tmp_path / "superlink.db"
+    assert kinds(doctor.check_database(path)) == ["ok"]
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert kinds(doctor.check_database(path)) == ["FAULT"]
+    other.close()
+    path.write_text("no database" * 100)
+    assert kinds(doctor.check_database(path)) == ["FAULT"]
 
 
-def test_versions(monkeypatch):
-    real = metadata.version
-    asked = ["numpy>=1", "torch==0.1", "no-such-thing-here>=2", "wandb>=9; extra == 'wandb'"]
-    monkeypatch.setattr(metadata, "requires", lambda name: asked)
-    python, numpy, torch, missing = doctor.check_versions()
-    assert (python.kind, numpy.kind, torch.kind, missing.kind) == ("ok", "ok", "FAULT", "FAULT")
-    assert f"torch {real('torch')}: ==0.1 is needed" in torch.text
-    assert kinds(doctor.check_versions(unneeded=["no-such-thing-here"])) == ["ok", "ok", "FAULT"]
+@needs_haproxy
+def test_a_device_asks_its_gateway(gate: Gate, tmp_path, monkeypatch):  # noqa: F811
+    address = f"localhost:{gate.port}"
+    authority = Path(gate.authority)
+    assert kinds(doctor.check_server(address, authority)) == ["ok", "ok"]
+    monkeypatch.setattr(doctor, "parsedate_to_datetime", lambda _: _later(600))
+    assert kinds(doctor.check_server(address, authority)) == ["ok", "FAULT"]
+    other = make_authority(tmp_path / "other").public
+    (found,) = doctor.check_server(address, other)
+    assert (found.kind, "refused" in found.text) == ("FAULT", True)
+    (found,) = doctor.check_server("localhost:1", authority)
+    assert (found.kind, "no answer" in found.text) == ("FAULT", True)
 
 
-def test_not_installed():
-    assert kinds(doctor.check_versions("no-such-thing-here")) == ["ok", "FAULT"]
+def _later(seconds):
+    import time
+    from email.utils import parsedate_to_datetime
 
-
-def test_a_gpu_that_is_asked_for_and_is_not_there(monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    assert kinds(doctor.check_gpu(required=False)) == ["note"]
-    assert kinds(doctor.check_gpu(required=True)) == ["FAULT"]
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
-    assert kinds(doctor.check_gpu(required=False)) == ["FAULT"]
-
-
-def test_without_a_sign_of_a_gpu_torch_is_not_imported(monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    monkeypatch.setattr(doctor, "GPU_SIGNS", ("/dev/not-there",))
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert kinds(doctor.check_gpu(required=False)) == ["note"]
-    for sign, required in (("/dev/null", False), ("/dev/not-there", True)):
-        monkeypatch.setattr(doctor, "GPU_SIGNS", (sign,))
-        with pytest.raises(ImportError):
-            next(iter(doctor.check_gpu(required=required)))
-
-
-def test_the_exit_code_tells(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "check_versions", lambda **_: iter([doctor.ok("all")]))
-    monkeypatch.setattr(doctor, "check_gpu", lambda required: iter(()))
-    monkeypatch.setattr(doctor, "check_disk", lambda folder: iter([doctor.ok("room")]))
-    assert doctor.main([]) == 0
-    assert doctor.main(["--data", str(tmp_path / "none")]) == 1
-    assert "FAULT" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as wrong:
-        doctor.main(["--connect", "nowhere"])
-    assert wrong.value.code == 2
-
-
-def test_the_variable_is_read_and_an_empty_one_names_nothing(tmp_path, monkeypatch, capsys):
-    for value, code in ((str(tmp_path / "none"), 1), (str(tmp_path), 0), ("", 0)):
-        monkeypatch.setenv("FEDCROSS_DATA", value)
-        monkeypatch.setattr(doctor, "check_versions", lambda **_: iter(()))
-        assert doctor.main(["--output", str(tmp_path)]) == code, capsys.readouterr().out
-
-
-def test_what_this_user_may_not_look_at_is_a_fault_and_the_rest_is_checked(tmp_path, monkeypatch, capsys):
-    closed, stat = tmp_path / "closed", Path.stat
-
-    def hidden(path, **how):
-        if closed in path.parents:
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, **how)
-
-    monkeypatch.setattr(Path, "stat", hidden)
-    monkeypatch.setattr(doctor, "check_versions", lambda **_: iter(()))
-    arguments = ["--output", str(tmp_path), "--data", str(closed / "data"), "--keys", str(closed / "keys"), "--listen"]
-    assert doctor.main([*arguments, "0"]) == 1
-    told = capsys.readouterr().out
-    for name in ("data", "keys"):
-        assert f"FAULT  {closed / name}: Permission denied, user {os.getuid()} has no right to it." in told
-    assert "port 0 is free" in told
-
-
-def test_an_address_of_ipv6_in_brackets_is_one():
-    with contextlib.closing(socket.socket(socket.AF_INET6)) as server:
-        try:
-            server.bind(("::1", 0))
-        except OSError:
-            pytest.skip("no IPv6 here")
-        server.listen()
-        port = server.getsockname()[1]
-        for host in ("[::1]", "::1"):
-            assert doctor.check_connect(f"{host}:{port}").kind == "ok"
+    return parsedate_to_datetime(formatdate(time.time() + seconds))

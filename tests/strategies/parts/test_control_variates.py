@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcross.strategies.method import Upload
 from fedcross.strategies.parts.control_variates import AGE, DECAY, ControlVariates, product
-from fedcross.strategies.pool.layout import Layout
-from fedcross.strategies.wire.protocol import Upload
+from fedcross.strategies.pool.pool import Layout
 
 START = {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32), "mean": np.zeros(1, np.float32)}
 MIB = 1 << 20

@@ -13,10 +13,9 @@ from fedcross.client.batched.trainer import train_batched
 from fedcross.client.corner import Corner
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
-from fedcross.strategies.parts.nested import Nested
-from fedcross.strategies.parts.objective import Batch
-from fedcross.strategies.parts.widths import Widths
-from fedcross.tasks.models.slicing import FULL, Size
+from fedcross.strategies.objective import Batch
+from fedcross.strategies.parts.widths import Nested, Widths
+from fedcross.tasks.models.width import FULL, Width
 from tests.support import visits as v
 from tests.support.federation import run, same
 from tests.support.slices import THREE
@@ -45,20 +44,14 @@ def test_every_second_step_trains_a_corner_and_a_narrow_model_its_own_ones():
     assert [nested._turn(narrow, step) for step in range(4)] == [narrow] * 4
 
 
-def test_steps_in_turn_are_not_recorded():
-    assert "in_turn" in Nested(WIDTHS).unrecorded
-    assert not Nested(ALL).unrecorded
-    assert not Nested(Widths()).unrecorded
-
-
 def test_which_corners_a_model_has():
     nested = Nested(WIDTHS)
-    assert nested.corners(FULL) == [Size(0.66), Size(0.4)]
-    assert nested.corners(Size(0.66)) == [Size(0.4)]
-    assert nested.corners(Size(0.4)) == []
+    assert nested.corners(FULL) == [Width(0.66), Width(0.4)]
+    assert nested.corners(Width(0.66)) == [Width(0.4)]
+    assert nested.corners(Width(0.4)) == []
     assert Nested(WIDTHS.model_copy(update={"nested": False})).corners(FULL) == []
     whole = Nested(WIDTHS.model_copy(update={"whole": 2}))
-    assert whole.corners(Size(0.66, 2)) == [Size(0.4, 2)]
+    assert whole.corners(Width(0.66, 2)) == [Width(0.4, 2)]
 
 
 class Hidden(nn.Module):
@@ -195,7 +188,7 @@ def test_a_model_without_corners_is_trained_as_ever(tmp_path):
     settings = (*THREE[:2], "train.lr=0.1", "method=fedfan", "method.widths=[1.0]")
     plain = run(tmp_path / "plain", *settings)
     nested = run(tmp_path / "nested", *settings, "method.nested=true")
-    assert same(plain.method.global_model(), nested.method.global_model())
+    assert same(plain.driver.global_model(), nested.driver.global_model())
 
 
 @pytest.mark.slow
@@ -205,7 +198,7 @@ def test_the_batched_engine_trains_the_same_corners(tmp_path, steps):
     one = run(tmp_path / "local", *own)
     other = run(tmp_path / "batched", *own, "engine=batched")
     plain = run(tmp_path / "plain", *FAN[:-1])  # not nested
-    for size, model in one.method.slice_models().items():
+    for size, model in one.driver.evaluation().widths.items():
         for name, array in model.items():
-            np.testing.assert_allclose(other.method.slice_models()[size][name], array, rtol=1e-4, atol=1e-5)
-    assert not same(one.method.global_model(), plain.method.global_model())
+            np.testing.assert_allclose(other.driver.evaluation().widths[size][name], array, rtol=1e-4, atol=1e-5)
+    assert not same(one.driver.global_model(), plain.driver.global_model())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.parts.objective import Batch, Objective, as_arrays, as_tensors, flatten
+from fedcross.strategies.objective import Batch, Objective, as_arrays, as_tensors, flatten
 from tests.support.plain import PlainNet
 from tests.support.visits import small_net, visit
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedcross.strategies.parts.objective import Batch
+from fedcross.strategies.objective import Batch
+from fedcross.strategies.parts.cross_training import Prototypes, average, fuse
 from fedcross.strategies.parts.prototypes import NEVER, attend, away, class_means, contrast, cosines, partners
-from fedcross.strategies.round.cross_training import Prototypes, average, fuse
 from tests.support.plain import PlainNet
 
 UNIT = torch.eye(2, dtype=torch.float64)

@@ -12,19 +12,19 @@ from pydantic import ValidationError
 
 from fedcross.strategies.fedcross import FedCrossParams
 from fedcross.strategies.parts.widths import Widths, asked, deal_slots, described, holds, trainable_slots
-from fedcross.tasks.models.slicing.plan import FULL, Size
+from fedcross.tasks.models.width import FULL, Width
 
 LEVELS = [1.0, 0.66, 0.4]
 
 
 def test_slots_are_dealt_by_the_shares_and_every_width_has_one():
     def widths(k, *shares):
-        return [size.width for size in Widths(widths=(0.4, 1.0, 0.66), shares=shares).slots(k)]
+        return [size.ratio for size in Widths(widths=(0.4, 1.0, 0.66), shares=shares).slots(k)]
 
     assert widths(10, 0.3, 0.4, 0.3) == [1.0] * 4 + [0.66] * 3 + [0.4] * 3
     assert widths(6) == [1.0] * 2 + [0.66] * 2 + [0.4] * 2
     assert widths(3, 0.98, 0.01, 0.01) == [1.0, 0.66, 0.4]
-    assert Widths(widths=(1.0, 0.4)).slots(3) == [FULL, FULL, Size(0.4)]
+    assert Widths(widths=(1.0, 0.4)).slots(3) == [FULL, FULL, Width(0.4)]
     assert Widths().slots(2) == [FULL, FULL]
     with pytest.raises(ValueError, match="2 slots for 3 widths"):
         widths(2)
@@ -41,7 +41,7 @@ def test_slots_are_dealt_by_the_shares_and_every_width_has_one():
 )
 def test_what_does_not_divide_goes_to_the_largest_remainders(shares, counts):
     widths = (1.0, 0.8, 0.6, 0.4)[: len(counts)]
-    assert [size.width for size in Widths(widths=widths, shares=shares).slots(5)] == [
+    assert [size.ratio for size in Widths(widths=widths, shares=shares).slots(5)] == [
         width for width, count in zip(widths, counts) for _ in range(count)
     ]
 
@@ -69,12 +69,12 @@ def test_bad_widths_are_refused(values, said):
 
 
 def test_a_size_travels_in_the_scalars_of_a_request():
-    for size in (FULL, Size(0.4), Size(0.66, 2)):
+    for size in (FULL, Width(0.4), Width(0.66, 2)):
         assert asked(described(size)) == size
     assert described(FULL) == {}
-    assert Size(0.66, 2).text == "0.66@2"
-    assert holds(0.66, Size(0.66))
-    assert not holds(0.65, Size(0.66))
+    assert Width(0.66, 2).text == "0.66@2"
+    assert holds(0.66, Width(0.66))
+    assert not holds(0.65, Width(0.66))
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_size_travels_in_the_scalars_of_a_request():
     st.randoms(use_true_random=False),
 )
 def test_as_many_slots_as_possible_find_a_device_and_the_first_claims_win(slots, budgets, random):
-    sizes = [Size(width) for width in slots]
+    sizes = [Width(width) for width in slots]
     queue = random.sample(range(len(sizes)), len(sizes))
     chosen = trainable_slots(queue, sizes, budgets)
 

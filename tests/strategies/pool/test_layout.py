@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcross.core.errors import ConfigError, UploadError
-from fedcross.strategies.pool.layout import Layout
+from fedcross.strategies.pool.pool import Layout
 
 
 def empty(layout):

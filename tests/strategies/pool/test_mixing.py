@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcross.strategies.pool import mixing
-from fedcross.strategies.pool.selection import SELECTIONS, Question, find_selection
+from fedcross.strategies.pool.mixing import SELECTIONS, Question
 
 
 def test_cross_by_hand_with_an_idle_slot():
@@ -57,7 +57,7 @@ def test_all_propellers_with_equal_weights_are_the_mean():
 @settings(deadline=None)
 @given(m=st.integers(0, 9), round_number=st.integers(1, 50), alpha=st.floats(0, 1))
 def test_one_propeller_is_in_order(m, round_number, alpha):
-    partners = find_selection("in_order")(Question(m, round_number))
+    partners = SELECTIONS["in_order"](Question(m, round_number))
     one = mixing.propellers(m + 2, range(1, m + 1), mixing.offsets(m, 1, round_number), alpha)
     assert one == mixing.cross(m + 2, range(1, m + 1), partners, alpha)
 
@@ -85,7 +85,7 @@ def test_every_matrix_is_row_stochastic_and_leaves_idle_slots(k, data, alpha, co
     similarity = np.random.default_rng(seed).normal(size=(m, m))
     permutations = ["in_order", "random", "least_similar_derangement"]
     for name in [*permutations, *sorted(SELECTIONS.keys() - set(permutations))]:
-        partners = find_selection(name)(Question(m, round_number, seed, similarity))
+        partners = SELECTIONS[name](Question(m, round_number, seed, similarity))
         matrices.append(mixing.cross(k, members, partners, alpha))
         if name in permutations:
             matrices.append(mixing.routing(k, members, partners))

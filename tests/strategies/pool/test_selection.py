@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcross.core.errors import ConfigError
-from fedcross.strategies.pool.selection import SELECTIONS, Question, find_selection
+from fedcross.strategies.pool.mixing import SELECTIONS, Question
 
 NAN = float("nan")
 # Off-diagonal: 0 is nearest to 2 (.9) and farthest from 1 (.1); 1 ties 0 and 3 at .1; 2 ties 1 and 3 at .4.
@@ -25,7 +24,7 @@ SIMILARITY = np.array(
 
 def choose(name, m, round_number=1, similarity=None, seed=0):
     similarity = similarity if SELECTIONS[name].needs_similarity else None
-    return find_selection(name)(Question(m, round_number, seed, similarity)).tolist()
+    return SELECTIONS[name](Question(m, round_number, seed, similarity)).tolist()
 
 
 def test_in_order_by_hand():
@@ -171,10 +170,5 @@ def test_who_needs_a_similarity():
         "lowest_similarity",
         "least_similar_derangement",
     }
-    with pytest.raises(ValueError, match=r"needs a similarity of shape \(4, 4\), not None"):
-        find_selection("lowest_similarity")(Question(4, 1))
-
-
-def test_an_unknown_name_is_a_fault_that_names_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean 'in_order'"):
-        find_selection("inorder")
+    with pytest.raises(ValueError, match="needs a similarity"):
+        SELECTIONS["lowest_similarity"](Question(4, 1))

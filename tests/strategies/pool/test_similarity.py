@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from fedcross.core.errors import ConfigError
-from fedcross.strategies.pool import blocks
-from fedcross.strategies.pool.layout import Layout
-from fedcross.strategies.pool.pool import Pool
-from fedcross.strategies.pool.similarity import FROM_GRAM, SIMILARITIES, find_similarity
+from fedcross.strategies.pool import loops
+from fedcross.strategies.pool.mixing import FROM_GRAM, similarity
+from fedcross.strategies.pool.pool import Layout, Pool
 
 F = np.float32
+SIMILARITIES = [*FROM_GRAM, "manhattan", "chunked"]
 
 
 def pool_of(models, parameters=None):
@@ -35,7 +34,7 @@ PLANE = pool_of([{"w": [3, 4]}, {"w": [0, 5]}, {"w": [0, 0]}])
     ],
 )
 def test_measures_by_hand(name, xy, xz, xx):
-    matrix = find_similarity(name)(PLANE, [0, 1, 2], "state")
+    matrix = similarity(name, PLANE, [0, 1, 2], "state")
     assert matrix.dtype == np.float64
     assert matrix.shape == (3, 3)
     np.testing.assert_allclose([matrix[0, 1], matrix[0, 2], matrix[0, 0]], [xy, xz, xx], rtol=1e-6)
@@ -44,18 +43,18 @@ def test_measures_by_hand(name, xy, xz, xx):
 
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_only_the_members_are_compared(name):
-    whole = find_similarity(name)(PLANE, [0, 1, 2], "state")
-    np.testing.assert_array_equal(find_similarity(name)(PLANE, [1, 0], "state"), whole[np.ix_([1, 0], [1, 0])])
+    whole = similarity(name, PLANE, [0, 1, 2], "state")
+    np.testing.assert_array_equal(similarity(name, PLANE, [1, 0], "state"), whole[np.ix_([1, 0], [1, 0])])
 
 
 def test_parameters_or_the_whole_state():
     """Parameters (1, 0) and (1, 0) agree; with the buffer (1, 0 | 0) and (1, 0 | 1) the cosine is 1 / sqrt(2)."""
     pool = pool_of([{"w": [1, 0], "mean": [0]}, {"w": [1, 0], "mean": [1]}], ["w"])
-    assert find_similarity("cosine")(pool, [0, 1], "parameters")[0, 1] == pytest.approx(1)
-    assert find_similarity("cosine")(pool, [0, 1], "state")[0, 1] == pytest.approx(0.5**0.5)
-    assert find_similarity("manhattan")(pool, [0, 1], "parameters")[0, 1] == 0
-    assert find_similarity("manhattan")(pool, [0, 1], "state")[0, 1] == -1
-    assert find_similarity("euclidean")(pool, [0, 1], "state")[0, 1] == pytest.approx(-1)
+    assert similarity("cosine", pool, [0, 1], "parameters")[0, 1] == pytest.approx(1)
+    assert similarity("cosine", pool, [0, 1], "state")[0, 1] == pytest.approx(0.5**0.5)
+    assert similarity("manhattan", pool, [0, 1], "parameters")[0, 1] == 0
+    assert similarity("manhattan", pool, [0, 1], "state")[0, 1] == -1
+    assert similarity("euclidean", pool, [0, 1], "state")[0, 1] == pytest.approx(-1)
 
 
 def test_chunked_with_an_odd_number_of_entries():
@@ -65,13 +64,13 @@ def test_chunked_with_an_odd_number_of_entries():
     c: 1 / -1: cos -1, added once. Sum -0.2.
     """
     pool = pool_of([{"a": [1, 0], "b": [2], "c": [1]}, {"a": [0, 1], "b": [2], "c": [-1]}])
-    assert find_similarity("chunked")(pool, [0, 1], "state")[0, 1] == pytest.approx(-0.2)
+    assert similarity("chunked", pool, [0, 1], "state")[0, 1] == pytest.approx(-0.2)
 
 
 def test_chunked_with_an_even_number_counts_the_last_pair_twice():
     """As above with d: 2 / 2 joined to c: product -1 + 4 = 3, squares 5, 5: cos 3/5, added twice: 0.8 + 1.2 = 2."""
     pool = pool_of([{"a": [1, 0], "b": [2], "c": [1], "d": [2]}, {"a": [0, 1], "b": [2], "c": [-1], "d": [2]}])
-    assert find_similarity("chunked")(pool, [0, 1], "state")[0, 1] == pytest.approx(2)
+    assert similarity("chunked", pool, [0, 1], "state")[0, 1] == pytest.approx(2)
 
 
 def test_chunked_walks_the_state_dict_with_buffers_and_counters():
@@ -81,14 +80,14 @@ def test_chunked_walks_the_state_dict_with_buffers_and_counters():
     Over parameters there is the weight alone: cos 1.
     """
     pool = pool_of([{"mean": [4], "weight": [3], "count": 10}, {"mean": [3], "weight": [4], "count": 10}], ["weight"])
-    assert find_similarity("chunked")(pool, [0, 1], "state")[0, 1] == pytest.approx(1.96)
-    assert find_similarity("chunked")(pool, [0, 1], "parameters")[0, 1] == pytest.approx(1)
+    assert similarity("chunked", pool, [0, 1], "state")[0, 1] == pytest.approx(1.96)
+    assert similarity("chunked", pool, [0, 1], "parameters")[0, 1] == pytest.approx(1)
 
 
 def test_a_counter_of_several_values_is_one_entry():
     """The weight is 0 and adds nothing; counters (3, 4) and (4, 3): 24 / 25. The only pair counts twice: 1.92."""
     pool = pool_of([{"w": [0], "count": [3, 4]}, {"w": [0], "count": [4, 3]}])
-    assert find_similarity("chunked")(pool, [0, 1], "state")[0, 1] == pytest.approx(1.92)
+    assert similarity("chunked", pool, [0, 1], "state")[0, 1] == pytest.approx(1.92)
 
 
 def test_equal_models_are_at_distance_0_whatever_rounding_says():
@@ -99,7 +98,7 @@ def test_equal_models_are_at_distance_0_whatever_rounding_says():
 
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_many_blocks_against_float64(name, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(loops, "BLOCK_BYTES", 1)
     values = np.random.default_rng(1).normal(size=(4, 1000)).astype(F)
     x = values.astype(np.float64)
     norms = np.linalg.norm(x, axis=1)
@@ -110,7 +109,7 @@ def test_many_blocks_against_float64(name, monkeypatch):
         "euclidean": -np.linalg.norm(x[:, None] - x[None], axis=2),
         "manhattan": -np.abs(x[:, None] - x[None]).sum(2),
     }[name]
-    matrix = find_similarity(name)(pool_of([{"w": row} for row in values]), range(4), "state")
+    matrix = similarity(name, pool_of([{"w": row} for row in values]), range(4), "state")
     np.testing.assert_allclose(matrix, exact, rtol=1e-5, atol=1e-2 if name == "euclidean" else 1e-5)
 
 
@@ -118,16 +117,11 @@ def test_many_blocks_against_float64(name, monkeypatch):
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_a_model_that_is_not_finite_cannot_be_compared(name, bad):
     pool = pool_of([{"w": [3, 4]}, {"w": [0, 5]}, {"w": [bad, 1]}])
-    matrix = find_similarity(name)(pool, [0, 1, 2], "state")
+    matrix = similarity(name, pool, [0, 1, 2], "state")
     assert np.isfinite(matrix[:2, :2]).all()
     assert not np.isfinite(matrix[2]).any()
 
 
 def test_measures_of_a_given_gram_matrix():
     for name, measure in FROM_GRAM.items():
-        np.testing.assert_array_equal(measure(PLANE.gram()), find_similarity(name)(PLANE, [0, 1, 2], "state"))
-
-
-def test_an_unknown_name_is_a_fault_that_names_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean 'cosine'"):
-        find_similarity("cosin")
+        np.testing.assert_array_equal(measure(PLANE.gram()), similarity(name, PLANE, [0, 1, 2], "state"))

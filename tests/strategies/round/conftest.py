@@ -1,5 +1,3 @@
-"""What tests of a round share."""
-
 import pytest
 
 from tests.support.virtual import Clock

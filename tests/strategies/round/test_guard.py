@@ -1,174 +1,131 @@
+"""The guard: each reason for which it rejects a reply."""
+
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 from fedcross.core.errors import UploadError
-from fedcross.engines.grid import LocalGrid
-from fedcross.strategies.round.guard import LARGEST_METRIC, MAX_EXAMPLES, MAX_METRICS, SHOWN, Inbox, check, shown
-from fedcross.strategies.wire import protocol
-from fedcross.strategies.wire.protocol import Payload, Round
-from fedcross.strategies.wire.records import encode, spec_of
+from fedcross.engines.grid import identify
+from fedcross.strategies.method import Round, Task
+from fedcross.strategies.round.guard import check
+from fedcross.strategies.wire.protocol import Payload, answer, request
+from fedcross.strategies.wire.records import encode
 
-MODEL = {"w": np.ones((2, 2), np.float32)}
-CONTROL = {"c": np.zeros(3, np.float32)}
-
-
-@pytest.fixture
-def requested():
-    """A request and its ticket."""
-    LocalGrid(lambda message, context: message, 1, {})  # sets the identity that Message() needs
-    message, ticket = protocol.request(
-        Payload(client=4, slot=1, arrays=MODEL, config={"rounds": 9}),
-        Round(3, 0, (4,), 0),
-        "run-1",
-        node=77,
-        model=spec_of(MODEL),
-        extras={"control": spec_of(CONTROL)},
-        ttl_s=60,
-    )
-    message.metadata.__dict__["_message_id"] = "m1"
-    return message, ticket
+MODEL = {"w": np.ones((2, 3), np.float32), "n": np.array(3)}
+PAYLOAD = Payload.of(Task(4, 1, MODEL, returns={"c": {"v": ((2,), "float64")}}))
+GOOD = {"c": {"v": np.zeros(2)}}
 
 
-@pytest.fixture
-def asked(requested):
-    message, ticket = requested
-    return message, ticket.expected
+def check_reply(change=lambda content: None, *, error=None, nonce=True):
+    """Return what the guard makes of a good reply that `change` has changed."""
+    identify()
+    message, ticket = request(PAYLOAD, Round(7, 0, (4,), 0), "run", 1, {}, 60)
+    message.metadata.__dict__["_message_id"] = "m"
+    content = answer(message.content, MODEL, GOOD, 5, {"train-loss": 0.5})
+    change(content)
+    reply = Message(error, reply_to=message) if error else Message(content, reply_to=message)
+    return check(reply, PAYLOAD, ticket.expected, nonce=nonce)
 
 
-def answer(message, arrays=MODEL, extras=None, examples=5, metrics=None):
-    return protocol.reply(message, arrays, {"control": CONTROL} if extras is None else extras, examples, metrics or {})
+def config(**values):
+    return lambda content: content.config_records["config"].update(values)
 
 
-def reason(reply, expected, **options):
+def metrics(**values):
+    def change(content):
+        found = {**content.metric_records["metrics"], **{n.replace("_", "-"): v for n, v in values.items()}}
+        content["metrics"] = MetricRecord(found)
+
+    return change
+
+
+def arrays(**values):
+    return lambda content: content.__setitem__("arrays", encode({**MODEL, **values}))
+
+
+def raw(**values):
+    """Replace attributes of array w."""
+
+    def change(content):
+        record = content.array_records["arrays"]
+        one = record["w"]
+        own = {"dtype": one.dtype, "shape": one.shape, "stype": one.stype, "data": one.data} | values
+        content["arrays"] = ArrayRecord({**dict(record), "w": Array(**own)})
+
+    return change
+
+
+def without(*names):
+    return lambda content: [content.pop(name) for name in names]
+
+
+def test_a_good_reply_is_what_was_asked_for():
+    upload = check_reply()
+    assert (upload.client, upload.slot, upload.num_examples, upload.metrics) == (4, 1, 5, {"train-loss": 0.5})
+    assert upload.nbytes == 24 + 8 + 16
+    assert not upload.arrays["w"].flags.writeable
+
+
+REJECTED = {
+    "nonce": (config(nonce="other"), "wrong_nonce"),
+    "nonce of another type": (config(nonce=7), "wrong_nonce"),
+    "run": (config(run="another"), "wrong_round"),
+    "round": (config(round=6), "wrong_round"),
+    "exchange": (config(exchange=1), "wrong_round"),
+    "slot": (config(slot=2), "wrong_slot"),
+    "client": (config(client=5), "wrong_slot"),
+    "no config": (without("config"), "malformed_message"),
+    "no metrics": (without("metrics"), "malformed_message"),
+    "no extras": (without("extra.c"), "malformed_message"),
+    "more records": (lambda c: c.__setitem__("x", ConfigRecord({})), "malformed_message"),
+    "arrays of another kind": (lambda c: c.__setitem__("arrays", ConfigRecord({})), "malformed_message"),
+    "examples 0": (metrics(num_examples=0), "bad_examples"),
+    "examples nan": (metrics(num_examples=float("nan")), "bad_examples"),
+    "too many examples": (metrics(num_examples=2**41), "bad_examples"),
+    "loss nan": (metrics(train_loss=float("nan")), "bad_metrics"),
+    "huge loss": (metrics(train_loss=1e10), "bad_metrics"),
+    "accuracy 2": (metrics(local_accuracy=2.0), "bad_metrics"),
+    "many metrics": (metrics(**{f"m{i}": 1.0 for i in range(64)}), "bad_metrics"),
+    "NaN": (arrays(w=np.full((2, 3), np.nan, np.float32)), "non_finite"),
+    "infinity": (arrays(w=np.full((2, 3), np.inf, np.float32)), "non_finite"),
+    "shape": (arrays(w=np.ones((3, 2), np.float32)), "wrong_shape"),
+    "dtype": (arrays(w=np.ones((2, 3))), "wrong_dtype"),
+    "extra array": (arrays(x=np.ones(1)), "extra_array"),
+    "missing array": (lambda c: c.__setitem__("arrays", encode({"w": MODEL["w"]})), "missing_array"),
+    "bytes": (raw(data=b"garbage"), "malformed_array"),
+    "short": (lambda c: raw(data=c.array_records["arrays"]["w"].data[:-1])(c), "malformed_array"),
+    "serialisation": (raw(stype="pickle"), "malformed_array"),
+    "an error of the client": (
+        lambda c: (c.clear(), c.__setitem__("config", ConfigRecord({"error": "ValueError"}))), "wrong_nonce",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_a_reply_is_rejected_with_its_reason(name):
+    change, reason = REJECTED[name]
     with pytest.raises(UploadError) as caught:
-        check(reply, expected, **options)
-    return caught.value.reason
+        check_reply(change)
+    assert caught.value.reason == reason
 
 
-def test_a_right_reply_passes_whole(asked):
-    message, expected = asked
-    upload = check(answer(message, metrics={"train-loss": 0.5}), expected)
-    assert (upload.client, upload.slot, upload.num_examples) == (4, 1, 5)
-    assert upload.metrics == {"train-loss": 0.5}
-    assert (upload.arrays["w"] == 1).all()
-    assert upload.extras["control"]["c"].shape == (3,)
-    assert upload.nbytes == 4 * 4 + 3 * 4
-
-
-@pytest.mark.parametrize("examples", [0, -1, 2**41, 3.0])
-def test_examples_must_be_a_believable_count(asked, examples):
-    message, expected = asked
-    assert reason(answer(message, examples=examples), expected) == "bad_examples"
-
-
-@pytest.mark.parametrize("examples", [1, MAX_EXAMPLES])
-def test_one_example_and_the_most_that_is_believed_pass(asked, examples):
-    message, expected = asked
-    assert check(answer(message, examples=examples), expected).num_examples == examples
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.01 * LARGEST_METRIC, -1e300])
-def test_metrics_must_be_finite_and_bounded(asked, value):
-    message, expected = asked
-    assert reason(answer(message, metrics={"train-loss": value}), expected) == "bad_metrics"
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.1, 1e9])
-def test_an_accuracy_is_a_share(asked, value):
-    message, expected = asked
-    assert reason(answer(message, metrics={"local-accuracy": value}), expected) == "bad_metrics"
-    assert check(answer(message, metrics={"local-accuracy": 1.0}), expected).metrics == {"local-accuracy": 1.0}
-
-
-def test_the_largest_metric_is_accepted(asked):
-    message, expected = asked
-    found = check(answer(message, metrics={"train-loss": -LARGEST_METRIC}), expected).metrics
-    assert found == {"train-loss": -LARGEST_METRIC}
-
-
-def test_lists_and_floods_of_metrics_are_rejected(asked):
-    message, expected = asked
-    assert reason(answer(message, metrics={"train-loss": [1.0, 2.0]}), expected) == "bad_metrics"
-    flood = {f"m{i}": 1.0 for i in range(MAX_METRICS - 1)}  # the number of examples is one more
-    assert check(answer(message, metrics=flood), expected).metrics == flood
-    flood["one more"] = 1.0
-    assert reason(answer(message, metrics=flood), expected) == "bad_metrics"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "why"),
-    [
-        ("nonce", "0" * 32, "wrong_nonce"),
-        ("nonce", 5, "wrong_nonce"),
-        ("round", 2, "wrong_round"),
-        ("exchange", 1, "wrong_round"),
-        ("run", "run-2", "wrong_round"),
-        ("slot", 0, "wrong_slot"),
-        ("client", 5, "wrong_slot"),
-    ],
-)
-def test_a_reply_to_another_request_is_rejected(asked, name, value, why):
-    message, expected = asked
-    reply = answer(message)
-    reply.content.config_records["config"][name] = value
-    assert reason(reply, expected) == why
-
-
-def test_without_nonces_a_plain_flower_reply_is_enough(asked):
-    message, expected = asked
-    reply = answer(message)
-    del reply.content["config"]
-    assert reason(reply, expected) == "malformed_message"
-    assert check(reply, expected, nonce=False).num_examples == 5
-
-
-def test_records_missing_or_too_many_or_of_another_kind(asked):
-    message, expected = asked
-    assert reason(answer(message, extras={}), expected) == "malformed_message"
-    more = answer(message)
-    more.content["surprise"] = ConfigRecord({})
-    assert reason(more, expected) == "malformed_message"
-    for name, record in [
-        ("arrays", MetricRecord({})),
-        ("extra.control", ConfigRecord({})),
-        ("metrics", ConfigRecord({})),
-        ("config", encode({})),
-    ]:
-        twisted = answer(message)
-        del twisted.content[name]
-        twisted.content[name] = record
-        assert reason(twisted, expected) == "malformed_message"
-
-
-def test_an_error_reply_keeps_its_code(asked):
-    message, expected = asked
-    with pytest.raises(UploadError, match="code 2: boom") as caught:
-        check(Message(Error(2, "boom"), reply_to=message), expected)
+def test_errors_of_clients_and_of_the_superlink():
+    with pytest.raises(UploadError, match="broken") as caught:
+        check_reply(error=Error(2, "broken"))
     assert caught.value.reason == "client_error"
 
 
-def test_array_faults_come_through(asked):
-    message, expected = asked
-    bad = answer(message, arrays={"w": np.full((2, 2), np.nan, np.float32)})
-    assert reason(bad, expected) == "non_finite"
+def test_an_error_over_a_network_says_where_it_is():
+    def failed(content):
+        origin = dict(content.config_records["config"])
+        for name in list(content):
+            del content[name]
+        told = {"error": "NameError", "detail": "name 'x' is not defined", "file": "loss.py", "line": 7}
+        content["config"] = ConfigRecord({**origin, **told})
+
+    with pytest.raises(UploadError, match=r"NameError.*'x'.*loss\.py.*7"):
+        check_reply(failed)
 
 
-def test_an_empty_reply_is_malformed(asked):
-    message, expected = asked
-    assert reason(Message(RecordDict(), reply_to=message), expected) == "malformed_message"
-
-
-def test_an_inbox_knows_its_requests_and_tells_of_the_upload_that_won(requested):
-    message, ticket = requested
-    told = []
-    inbox = Inbox(True, lambda client, error: told.append(error.reason), on_accepted=told.append)
-    inbox.expect({"m1": ticket})
-    assert [inbox.knows(one) for one in ("m1", "m2")] == [True, False]
-    assert inbox.settle(answer(message)) is None
-    assert told == [inbox.won[1]]
-
-
-def test_only_a_long_text_loses_its_middle():
-    assert shown("x" * SHOWN) == "x" * SHOWN
-    assert shown("a" * SHOWN + "b") == "a" * (SHOWN // 2) + " ... " + "a" * (SHOWN // 2 - 1) + "b"
+def test_a_plain_flower_client_needs_no_nonce():
+    assert check_reply(without("config"), nonce=False).slot == 1

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from fedcross.core.errors import UploadError
+from fedcross.strategies.method import Task
 from fedcross.strategies.wire.protocol import Payload
 from fedcross.strategies.wire.records import decode, encode, encode_like, is_packed, spec_of, views
 from fedcross.strategies.wire.safetensors_record import PACKED, STYPE
@@ -51,7 +52,7 @@ def test_any_finite_array_survives(array):
 
 
 def test_bytes_are_those_of_the_values():
-    assert Payload(0, 0, MODEL, {"again": MODEL}).nbytes == 2 * (6 * 4 + 8)
+    assert Payload.of(Task(0, 0, MODEL, {"again": MODEL})).nbytes == 2 * (6 * 4 + 8)
 
 
 def test_a_record_is_packed_like_another():

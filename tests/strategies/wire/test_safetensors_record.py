@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 
 from fedcross.core.errors import UploadError
-from fedcross.strategies.round.federation import Federation
+from fedcross.strategies.round.settings import RoundSettings
 from fedcross.strategies.wire import safetensors_record as packing
 from fedcross.strategies.wire.records import decode, encode, is_packed, spec_of, views
 from fedcross.strategies.wire.safetensors_record import PACKED, STYPE, declared, pack, packable, unpack
@@ -125,11 +125,11 @@ def test_what_the_format_does_not_know_travels_as_it_did():
 
 
 def test_foreign_clients_get_plain_arrays():
-    assert Federation().packs is False
-    assert Federation(networked=True).packs is False  # any Flower client may answer
-    assert Federation(networked=True, nonce=True).packs is True
+    assert RoundSettings().packs is False
+    assert RoundSettings(networked=True).packs is False  # any Flower client may answer
+    assert RoundSettings(networked=True, nonce=True).packs is True
     with pytest.raises(ValueError, match="packed messages need fedcross clients"):
-        Federation(packed=True)
+        RoundSettings(packed=True)
 
 
 def test_the_safetensors_library_reads_it_and_its_values_are_aligned():

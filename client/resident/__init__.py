@@ -1,1 +1,0 @@
-"""A trainer process that keeps running beside a SuperNode between messages."""

@@ -1,1 +1,0 @@
-"""Keys and certificates of a federation: made, read, checked, listed, revoked."""

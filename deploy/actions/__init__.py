@@ -1,1 +1,0 @@
-"""The actions of ``fedcross deploy``; :mod:`server.commands.deploy` defines their command line."""

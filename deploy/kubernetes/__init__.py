@@ -1,1 +1,0 @@
-"""A federation on Kubernetes."""

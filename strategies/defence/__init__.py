@@ -1,1 +1,0 @@
-"""What the server does about uploads that may be poisoned."""

@@ -1,0 +1,1 @@
+"""Filters between a method and the wire: compression and defence."""

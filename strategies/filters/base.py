@@ -1,0 +1,54 @@
+"""The interface of a filter, which stands between every method and the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedcross.strategies.method import Round, Upload
+from fedcross.strategies.wire.protocol import Payload
+
+
+@dataclass
+class Verdict:
+    """What a filter says of the uploads of one exchange.
+
+    Attributes
+    ----------
+    uploads : list of Upload
+        Those that count, perhaps changed (as new objects).
+    refused : list of (Upload, reason, detail)
+        The others.
+    counts : dict of str to float
+        Added to the round's line of metrics: ``clipped``, ``lightened``, ``extras_bounded``.
+    """
+
+    uploads: list[Upload]
+    refused: list[tuple[Upload, str, str]] = field(default_factory=list)
+    counts: dict[str, float] = field(default_factory=dict)
+
+
+class Filter(Protocol):
+    """One step between method and wire. Made once a run, from its settings and a :class:`strategies.method.Start`.
+
+    Tasks go through the filters in their order, uploads in the reverse order. No filter knows the method.
+    """
+
+    #: What a checkpoint holds of this filter: a dataclass that :mod:`strategies.round.packing` can pack.
+    state: Any
+
+    def down(self, round: Round, payloads: list[Payload]) -> list[Payload]:
+        """Return what is sent in an exchange. ``payload.received`` says what the client decodes it to.
+
+        A filter that codes replies too sets ``payload.model`` and ``payload.model_scales``, which a reply must have.
+        """
+        ...
+
+    def up(self, payload: Payload, upload: Upload) -> Upload:
+        """Return a reply's upload decoded; raise an ``UploadError`` if it cannot be."""
+        ...
+
+    def judge(self, round: Round, uploads: list[Upload], payloads: Mapping[int, Payload]) -> Verdict:
+        """Return which uploads of an exchange count; `payloads` are by slot. Called once an exchange, at its end."""
+        ...

@@ -1,0 +1,153 @@
+"""Defence against well-formed but poisoned uploads: norms are bounded by multiples of the exchange's median.
+
+With an upload's update u, the change of its trained weights, and M the median of the exchange's update norms, an
+upload with ``|u| > quarantine M`` is lost, and another with ``|u| > clip M`` becomes ``sent + u clip M / |u|``. The
+float arrays of each extra group are bounded by ``quarantine`` times the group's median norm in the same way. A number
+of examples counts as at most ``weight`` times the exchange's median. Directions are not judged: on skewed clients such
+a test flags 15 % of the honest ones.
+
+An exchange of fewer than three uploads is judged by the norms of recent exchanges too; of the first two, none is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from pydantic import Field
+
+from fedcross.core.settings import Settings
+from fedcross.strategies.filters.base import Verdict
+from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.pool.pool import Array, Arrays
+from fedcross.strategies.wire.protocol import Payload
+
+#: Uploads that a median can judge.
+JUDGED = 3
+#: Norms of earlier uploads that are kept for exchanges of fewer.
+KEPT = 20
+#: Values converted to float64 at a time (512 KiB), so that no second copy of a model is needed.
+BLOCK = 1 << 16
+
+
+class Defence(Settings):
+    """Settings of the defence: whether it is on, and its multiples of an exchange's medians.
+
+    Parameters
+    ----------
+    enabled : bool
+        Whether uploads are judged.
+    quarantine, clip : float
+        Multiples of the median update norm beyond which an upload is lost, and to which a longer update is shortened.
+    weight : float
+        Multiple of the median number of examples that counts at most.
+    """
+
+    enabled: bool = False
+    quarantine: float = Field(3.0, ge=1)
+    clip: float = Field(1.0, gt=0)
+    weight: float = Field(3.0, ge=1)
+
+
+@dataclass
+class DefenceState:
+    """The update norms of the last accepted uploads, the latest last."""
+
+    norms: list[float] = field(default_factory=list)
+
+
+class DefenceFilter:
+    """Judges the uploads of an exchange; models pass through unchanged."""
+
+    def __init__(self, settings: Defence, start: Start) -> None:
+        self.settings, self.parameters = settings, start.parameters
+        self.state = DefenceState()
+
+    def down(self, round: Round, payloads: list[Payload]) -> list[Payload]:
+        """Return `payloads`."""
+        return payloads
+
+    def up(self, payload: Payload, upload: Upload) -> Upload:
+        """Return `upload`."""
+        return upload
+
+    def judge(self, round: Round, uploads: list[Upload], payloads: Mapping[int, Payload]) -> Verdict:
+        """Return the uploads that count, shortened where they are too long."""
+        norms = {u.slot: norm(u.arrays, payloads[u.slot].received, self.parameters) for u in uploads}
+        known = [value for value in norms.values() if math.isfinite(value)]
+        known = known if len(known) >= JUDGED else self.state.norms + known
+        median = _median(known)
+        limit = self.settings.quarantine * median if len(known) >= JUDGED else math.inf
+        verdict, clipped = Verdict([]), 0
+        for upload in uploads:
+            value = norms[upload.slot]
+            if not (value <= limit and math.isfinite(value)):
+                verdict.refused.append((upload, "quarantined", f"update norm {value:.4g}, limit {limit:.4g}"))
+                continue
+            if value > self.settings.clip * median:
+                sent, share = payloads[upload.slot].received, self.settings.clip * median / value
+                upload = replace(upload, arrays=scaled(upload.arrays, sent, self.parameters, share))
+                clipped += 1
+            verdict.uploads.append(upload)
+        self.state.norms = [*self.state.norms, *(min(norms[u.slot], 3 * median) for u in verdict.uploads)][-KEPT:]
+        bounded, lightened = self._extras(verdict.uploads), self._examples(verdict.uploads)
+        verdict.counts = {"clipped": float(clipped), "lightened": float(lightened), "extras_bounded": float(bounded)}
+        return verdict
+
+    def _extras(self, uploads: list[Upload]) -> int:
+        """Shorten the float arrays of extra groups in place of the list's elements; return how many uploads changed."""
+        changed = set()
+        for group in sorted({name for upload in uploads for name in upload.extras}):
+            own = [(i, norm(upload.extras[group], {}, upload.extras[group])) for i, upload in enumerate(uploads)]
+            limit = self.settings.quarantine * _median([value for _, value in own])
+            for i, value in own if len(own) >= JUDGED else ():
+                if value > limit:
+                    extras = uploads[i].extras
+                    shorter = scaled(extras[group], {}, extras[group], limit / value)
+                    uploads[i] = replace(uploads[i], extras={**extras, group: shorter})
+                    changed.add(i)
+        return len(changed)
+
+    def _examples(self, uploads: list[Upload]) -> int:
+        """Cap the numbers of examples of the list's elements; return how many were capped."""
+        if not uploads:
+            return 0
+        limit = max(1, int(self.settings.weight * _median([float(upload.num_examples) for upload in uploads])))
+        heavy = [i for i, upload in enumerate(uploads) if upload.num_examples > limit]
+        for i in heavy:
+            uploads[i] = replace(uploads[i], num_examples=limit)
+        return len(heavy)
+
+
+def _median(values: list[float]) -> float:
+    """Return the median, of an even number the lower middle one: one false value cannot raise it; 0 of none."""
+    return sorted(values)[(len(values) - 1) // 2] if values else 0.0
+
+
+def norm(arrays: Arrays, base: Mapping[str, Array], names: Collection[str]) -> float:
+    """Return the Euclidean norm of ``arrays - base`` over the float entries in `names`, summed in float64."""
+    total = 0.0
+    for name in names:
+        if name not in arrays or arrays[name].dtype.kind != "f":
+            continue
+        new = arrays[name].reshape(-1)
+        old = base[name].reshape(-1) if name in base else None
+        for start in range(0, len(new), BLOCK):
+            part = new[start : start + BLOCK].astype(np.float64)
+            if old is not None:
+                part -= old[start : start + BLOCK]
+            total += float(part @ part)
+    return math.sqrt(total)
+
+
+def scaled(arrays: Arrays, base: Mapping[str, Array], names: Collection[str], share: float) -> Arrays:
+    """Return ``base + share (arrays - base)`` for the float entries in `names`; a missing base is 0."""
+    found = dict(arrays)
+    for name in names:
+        if name in arrays and arrays[name].dtype.kind == "f":
+            old = base[name] if name in base else np.zeros_like(arrays[name])
+            way = arrays[name].astype(np.float64) - old
+            found[name] = (old + share * way).astype(arrays[name].dtype)
+    return found

@@ -1,0 +1,268 @@
+"""Methods as Flower strategies: ``from fedcross import FedCross`` gives a class that any ServerApp can use.
+
+:func:`strategy_class` makes it from a :class:`strategies.method.Method`. Flower calls ``start``, which
+runs all rounds, or ``configure_train`` and ``aggregate_train`` from a loop of its own, which sends the messages.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from logging import INFO
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedcross.core.errors import ConfigError, FederationError, counted
+from fedcross.core.settings import parse
+from fedcross.strategies.method import Method, Start
+from fedcross.strategies.round.driver import Driver
+from fedcross.strategies.round.exchange import Exchange
+from fedcross.strategies.round.run import open_run
+from fedcross.strategies.round.settings import RoundSettings
+from fedcross.strategies.wire.records import Arrays, encode
+
+#: Number of rounds of ``start`` if the caller gives none, and Flower's least number of nodes.
+FLOWER_ROUNDS, FLOWER_NODES = 3, 2
+#: Last part of the names that torch gives to what batch normalisation measures.
+STATISTICS = ("running_mean", "running_var")
+FRACTION, LEAST, AVAILABLE = "fraction_train", "min_train_nodes", "min_available_nodes"
+#: Flower's arguments -> the only value that changes nothing here, and what to do with any other.
+ONLY: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("fraction_evaluate", "min_evaluate_nodes"), (0, "the server evaluates: evaluate_fn of start()")),
+    "weighted_by_key": ("num-examples", "clients tell num-examples"),
+    "arrayrecord_key": ("arrays", "the model is in the record 'arrays'"),
+    "configrecord_key": ("config", "the configuration is in the record 'config'"),
+    **dict.fromkeys(("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"), (None, "train-loss alone is averaged")),
+}
+
+
+class FlowerStrategy(Strategy):
+    """A method as a strategy of Flower's Message API.
+
+    Parameters
+    ----------
+    **values
+        Fields of the method's ``Params`` and of :class:`strategies.round.settings.RoundSettings`, or Flower's
+        ``fraction_train``, ``min_train_nodes`` and ``min_available_nodes``.
+
+    Attributes
+    ----------
+    method, settings
+        What is run, and how.
+    driver : Driver or None
+        Runs the rounds; None before the first one.
+    """
+
+    Method: ClassVar[type[Method]]
+
+    def __init__(self, **values: Any) -> None:
+        faults: list[str] = []
+        params = self.Method.Params.model_fields
+        self._nodes = {name: values.pop(name) for name in (FRACTION, LEAST) if name in values}
+        if AVAILABLE in values:
+            values.setdefault("min_clients", values.pop(AVAILABLE))
+        for name, (value, advice) in ONLY.items():
+            if name in values and name not in params and (given := values.pop(name)) != value:
+                faults.append(f"{name}={getattr(given, '__name__', None) or repr(given)}: {advice}. Leave it out.")
+        own = {
+            name: value for name, value in values.items() if name in params or name not in RoundSettings.model_fields
+        }
+        rest = {name: value for name, value in values.items() if name not in own}
+        checked, settings = parse(self.Method.Params, own, "", faults), parse(RoundSettings, rest, "", faults)
+        if checked is None or settings is None or faults:
+            raise ConfigError([f"{type(self).__name__}: {fault}" for fault in faults])
+        self.method, self.settings = self.Method(checked), settings
+        self.driver: Driver | None = None
+        self._exchange: Exchange | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.method.params})"
+
+    def begin(self, arrays: Arrays, parameters: Collection[str] | None = None, grid: Grid | None = None) -> Driver:
+        """Start from the initial model; `parameters` names its trained entries (None: see :func:`trained`)."""
+        if self._nodes and grid is not None:
+            self.settings = self.settings.model_copy(update={"clients_per_round": self._count(grid)})
+        s, names = self.settings, trained(arrays, parameters)
+        start = Start(arrays, tuple(n for n in arrays if n in names), s.clients_per_round, s.rounds, s.seed)
+        self.driver = open_run(self.method, start, s)
+        return self.driver
+
+    def _count(self, grid: Grid) -> int:
+        """Return the number of clients of a round, from Flower's fraction of the nodes that are connected now."""
+        least = int(self._nodes.get(LEAST, FLOWER_NODES))
+        needed, deadline = self.settings.min_clients or least, time.monotonic() + self.settings.wait_s
+        while (count := len(list(grid.get_node_ids()))) < needed and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return max(int(float(self._nodes.get(FRACTION, 1.0)) * count), least, 1)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int | None = None,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[..., bool] | None = None,
+        *,
+        parameters: Collection[str] | None = None,
+    ) -> Result:
+        """Run global rounds; Flower's own entry point.
+
+        Parameters
+        ----------
+        grid, initial_arrays : Grid, ArrayRecord
+            Connection to the clients, and the initial model.
+        num_rounds, timeout : int, float, optional
+            Global rounds (``rounds`` if None, else 3), and seconds of an exchange (``deadline_s`` if None).
+        train_config, evaluate_config : ConfigRecord, optional
+            Sent to the clients with every request; not used.
+        evaluate_fn : callable, optional
+            ``(round, model) -> metrics``; called with the initial model as round 0 and after every round.
+        should_stop : callable, optional
+            As in Flower 1.43: ``(round, result)`` or no arguments; the run ends after a round where it returns true.
+        parameters : collection of str, optional
+            Names of the trained entries; None: see :func:`trained`.
+
+        Raises
+        ------
+        FederationError
+            If no client's reply was accepted in any round: nothing was trained.
+        """
+        if num_rounds is None:
+            num_rounds = self.settings.rounds if "rounds" in self.settings.model_fields_set else FLOWER_ROUNDS
+        deadline = self.settings.deadline_s if timeout is None else timeout
+        self.settings = self.settings.model_copy(update={"deadline_s": deadline, "rounds": num_rounds})
+        driver = self.begin({name: array.numpy() for name, array in initial_arrays.items()}, parameters, grid)
+        self.summary()
+        result, arrays, lost, taken = Result(), initial_arrays, False, False
+        for number in range(num_rounds + 1):
+            if number:
+                report = driver.run_round(number, grid, scalars(train_config or {}))
+                result.arrays = arrays = encode(driver.global_model())
+                result.train_metrics_clientapp[number] = metrics_of(driver)
+                lost = lost or bool(report.dropped)
+                taken = taken or bool(report.bytes_up) or report.train_loss is not None
+            measured = evaluate_fn(number, arrays) if evaluate_fn else None
+            if measured is not None:
+                result.evaluate_metrics_serverapp[number] = measured
+            _tell(driver, number, num_rounds, measured or {})
+            if number and should_stop is not None and _stops(should_stop, number, result):
+                break
+        if lost and not taken:  # requests say nothing: a lost slot may have had none, or several
+            raise FederationError(
+                f"{counted(num_rounds, 'round')} and not one accepted reply: nothing was trained. The warnings above "
+                "say why."
+            )
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Open an exchange and return its first requests, for a caller that sends them and collects the replies.
+
+        `server_round` counts exchanges; `arrays` counts in the first call only. ``deadline_s``, ``enough_replies``,
+        spare clients and repeats count for requests that :meth:`aggregate_train` itself sends.
+        """
+        if self.method.asynchronous:
+            raise FederationError(
+                f"{type(self).__name__} does not wait for whole rounds: call start(grid, arrays, ...)."
+            )
+        driver = self.driver or self.begin({name: array.numpy() for name, array in arrays.items()}, None, grid)
+        driver.sender.config = scalars(config)
+        number, index = divmod(server_round - 1, driver.exchanges)
+        current = driver.begin(number + 1, grid) if index == 0 or self._exchange is None else self._exchange.current
+        self._exchange = driver.open(driver.at(current, index), grid)
+        return self._exchange.open()
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies, send lost slots to spare clients, aggregate; return the global model and the metrics."""
+        if self._exchange is None or self.driver is None:
+            raise FederationError(f"aggregate_train({server_round}) without configure_train before it")
+        self._exchange.hand_in(replies)
+        self.driver.close(self._exchange)
+        return encode(self.driver.global_model()), metrics_of(self.driver)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return nothing: the global model is evaluated on the server."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return nothing: the global model is evaluated on the server."""
+        return None
+
+    def summary(self) -> None:
+        """Log the method and its parameters."""
+        log(INFO, "\t%s(%s)", type(self).__name__, self.method.params)
+
+
+@functools.cache
+def strategy_class(method: type[Method]) -> type[FlowerStrategy]:
+    """Return Flower's strategy of a method, with the signature of its settings."""
+    from fedcross.strategies.stubs import fields_of, typed
+
+    space = {"Method": method, "__doc__": method.__doc__, "__module__": "fedcross"}
+    made = type(method.__name__, (FlowerStrategy,), space)
+    made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=field.get_default(call_default_factory=True),
+                annotation=typed(field.annotation),
+            )
+            for name, field in fields_of(method).items()
+        ]
+    )  # fmt: skip
+    return made
+
+
+def trained(arrays: Mapping[str, Any], parameters: Collection[str] | None = None) -> Collection[str]:
+    """Return the names of the trained entries of a ``state_dict``: `parameters`, where they are given.
+
+    Otherwise these are all float entries but the statistics of batch normalisation, by torch's names for them.
+    """
+    if parameters is None:
+        return [n for n, a in arrays.items() if a.dtype.kind == "f" and n.rpartition(".")[2] not in STATISTICS]
+    if missing := [name for name in parameters if name not in arrays]:
+        raise ConfigError(f"parameters: the initial model has no {missing[0]!r}. It has {', '.join(arrays)}.")
+    return [name for name in parameters if arrays[name].dtype.kind == "f"]
+
+
+def scalars(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `config` that a request holds."""
+    return dict(config)
+
+
+def metrics_of(driver: Driver) -> MetricRecord:
+    """Return the round's metrics as Flower keeps them."""
+    loss = driver.report.train_loss
+    return MetricRecord({**({} if loss is None else {"train-loss": loss}), **driver.report.metrics})
+
+
+def _stops(should_stop: Callable[..., bool], number: int, result: Result) -> bool:
+    """Return what `should_stop` says, called with as many of (round, result) as it takes."""
+    takes = len(inspect.signature(should_stop).parameters)
+    return bool(should_stop(*(number, result)[:takes]))
+
+
+def _tell(driver: Driver, number: int, rounds: int, measured: Mapping[str, Any]) -> None:
+    """Log a round in one line: what `evaluate_fn` measured, the clients' loss, how many clients were lost."""
+    parts = [f"{name} {value:.4g}" for name, value in measured.items() if isinstance(value, int | float)]
+    if not number:
+        if parts:
+            log(INFO, "fedcross: initial model: %s", ", ".join(parts))
+        return
+    report = driver.report
+    loss = [] if report.train_loss is None else [f"train-loss {report.train_loss:.4g}"]
+    lost = [f"{report.dropped} of {report.clients} clients lost"] if report.dropped else []
+    log(INFO, "fedcross: round %d of %d: %s", number, rounds, ", ".join([*parts, *loss, *lost]) or "done")

@@ -1,0 +1,91 @@
+"""Settings of a round: how long the server waits, for how many clients, and what it does about those that fail."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedcross.core.settings import Settings
+from fedcross.strategies.filters.defence import Defence
+from fedcross.strategies.wire.compression import Compression
+
+
+class FederationSettings(Settings):
+    """The group ``federation`` of a configuration."""
+
+    min_clients: int | None = Field(
+        None,
+        ge=1,
+        description="clients that must be connected before a round; unset: clients_per_round, and on a network half of "
+        "it, at least two",
+    )
+    wait_s: float = Field(120.0, gt=0, description="seconds to wait for min_clients; on a network there is no end")
+    deadline_s: float = Field(3600.0, gt=0, description="seconds until an exchange ends without the missing clients")
+    min_replies: int = Field(1, ge=1, description="an exchange with fewer accepted replies counts as one without any")
+    enough_replies: int | None = Field(None, ge=1, description="end an exchange after this many replies; all if unset")
+    reassign: int = Field(0, ge=0, description="how often a slot whose client failed goes to a spare client")
+    hedge: int = Field(0, ge=0, description="number of slots, the least recently trained, sent to a spare too")
+    lead: float | None = Field(
+        3.0,
+        ge=1,
+        description="a client of an asynchronous run that has made this many times the visits of the others' median "
+        "waits for others; null: no limit",
+    )
+    resend_s: float | None = Field(None, gt=0, description="seconds without a reply until a request is repeated")
+    packed: Literal["auto"] | bool = Field(
+        "auto", description="send all arrays of a record as one; auto: between fedcross programs over a network"
+    )
+
+
+class RoundSettings(FederationSettings):
+    """Everything that the driver of a run is set to; the same for every method.
+
+    With ``nonce`` a reply must return the request's random nonce, which only fedcross clients do; without it any Flower
+    client may reply. ``compression`` needs fedcross clients.
+    """
+
+    seed: int = Field(0, ge=0)
+    rounds: int = Field(1, ge=1, description="planned global rounds")
+    clients_per_round: int = Field(10, ge=1)
+    run: str = Field("", description="identity of the run, part of every message")
+    nonce: bool = Field(False, description="accept only replies that return the request's random number")
+    networked: bool = Field(False, description="clients are connected over a network, not on this machine")
+    defence: Defence = Defence()
+    compression: Compression = Compression()
+
+    @property
+    def needed(self) -> int:
+        """How many clients a round needs."""
+        if self.min_clients is not None:
+            return self.min_clients
+        k = self.clients_per_round
+        return min(k, max(2, (k + 1) // 2)) if self.networked and self.nonce else k
+
+    @property
+    def packs(self) -> bool:
+        """Whether messages are packed; resolves ``auto``."""
+        return self.nonce and self.networked if self.packed == "auto" else self.packed
+
+    @classmethod
+    def of(cls, config: Any, run: str, *, networked: bool) -> RoundSettings:
+        """Return the settings of a run's configuration."""
+        return cls(
+            **dict(config.federation),
+            defence=config.defence,
+            compression=config.compression,
+            seed=config.seed,
+            rounds=config.rounds,
+            clients_per_round=config.clients_per_round,
+            run=run,
+            nonce=True,
+            networked=networked,
+        )
+
+    @model_validator(mode="after")
+    def _clients_can_decode(self) -> Self:
+        if not self.compression.exact and not self.nonce:
+            raise ValueError("compression needs fedcross clients on the same configuration: set nonce=True")
+        if self.packs and not self.nonce:
+            raise ValueError("packed messages need fedcross clients: set nonce=True")
+        return self

@@ -1,0 +1,77 @@
+"""The benchmarks run in their smallest sizes; their times are not judged."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from benchmarks import aggregation, engine, gpu, harness, wire
+from benchmarks.harness import Workload
+
+
+def test_contestants_take_turns_and_a_failing_one_gets_a_row():
+    def broken() -> float:
+        raise RuntimeError("not installed")
+
+    times = {"loop": iter([2.0, 4.0]), "ours": iter([1.0, 3.0])}
+    contestants = {name: (lambda values=values: next(values)) for name, values in times.items()}
+    table = harness.in_turns({**contestants, "peer": broken}, 2, "loop").set_index("contestant")
+    assert table["ratio"].dropna().to_dict() == {"loop": 1.0, "ours": pytest.approx((0.5 + 0.75) / 2)}
+    assert any("not installed" in name for name in table.index)
+
+
+def test_a_section_is_replaced_and_a_new_one_is_appended(tmp_path):
+    page = tmp_path / "performance.md"
+    page.write_text("# Speed\n\n<!-- begin a -->\nold\n<!-- end a -->\n\nafter\n")
+    harness.write_section("a", "new", page)
+    harness.write_section("b", "more", page)
+    text = page.read_text()
+    assert "old" not in text
+    assert text.index("new") < text.index("after") < text.index("more")
+
+
+def test_the_plain_loop_mixes_with_the_least_similar():
+    models = [{"w": torch.tensor(row)} for row in ([1.0, 0.0], [1.0, 0.1], [-1.0, 0.0])]
+    mixed = aggregation.plain_loop(models)
+    assert mixed[0]["w"].tolist() == pytest.approx([0.99 * 1 + 0.01 * -1, 0.0])
+    assert mixed[2]["w"].tolist() == pytest.approx([0.99 * -1 + 0.01 * 1, 0.0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", [engine, aggregation, wire])
+def test_a_question_gives_a_table(question):
+    table = question.measure(quick=True)
+    assert len(table)
+    numbers = table.select_dtypes("number")
+    assert (numbers >= 0).all(axis=None)
+    assert "| --- |" in harness.markdown(table)
+
+
+@pytest.mark.slow
+def test_the_gpu_program_runs_all_its_lines_without_a_gpu(tmp_path):
+    assert gpu.main(["--device", "cpu", "--tiny", "--output", str(tmp_path / "gpu.json")]) == 0
+    report = json.loads((tmp_path / "gpu.json").read_text())
+    assert set(report["questions"]) == set(gpu.QUESTIONS)
+    assert all(lines for lines in report["questions"].values())
+
+
+def test_a_line_that_fails_is_in_the_report(tmp_path, monkeypatch):
+    def fails(place):
+        yield "one", lambda: 1 / 0
+
+    monkeypatch.setitem(gpu.QUESTIONS, "right", fails)
+    assert gpu.main(["--device", "cpu", "--tiny", "--only", "right", "--output", str(tmp_path / "gpu.json")]) == 1
+    assert "ZeroDivisionError" in (tmp_path / "gpu.json").read_text()
+
+
+def test_random_images_are_those_of_all_clients(tmp_path):
+    import numpy as np
+
+    work = Workload(clients=2, examples=3)
+    with np.load(harness.images(work, tmp_path)) as data:
+        assert data["x"].shape == (6, 3, 32, 32)
+
+
+def test_a_table_has_three_digits():
+    assert harness.markdown(pd.DataFrame({"s": [0.123456, float("nan")]})).splitlines()[2:] == ["| 0.123 |", "|  |"]

@@ -1,0 +1,65 @@
+"""A compiled step computes what a called one does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcross.client.batched.stack import slopes_of
+from fedcross.client.batched.trainer import train_batched
+from fedcross.client.compiled import Compiled, is_compiled
+from fedcross.client.trainer import loss_of, train
+from fedcross.conf.schema import load
+from tests.support.visits import CPU, enter, settings, small_net, visit, work
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Forget what was compiled: dynamo compiles one function at most eight times in a process."""
+    torch.compiler.reset()
+
+
+#: A plain loss, a term in the gradient, a second pass, another loss, distillation.
+METHODS = ("fedavg", "fedprox", "fedsam", "fedlc", "fedntd", "feddecorr")
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_client(norm, method):
+    net, given = small_net(norm=norm), settings()
+    objective = load([f"method={method}", "task=digits"]).new_objective()
+    one = visit(net, 0, 10)
+    prepared = work(net, objective, one).prepared
+    enter(net, one)
+    called = train(net, objective, one, prepared, given).flat.clone()
+    enter(net, one)
+    compiled = Compiled(loss_of(net, objective), CPU, backend="aot_eager")
+    found = train(net, objective, one, prepared, given, compiled=compiled).flat
+    assert not compiled.refused
+    assert torch.allclose(called, found, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_clients_of_unequal_sizes(method):
+    net, given = small_net(), settings()
+    objective = load([f"method={method}", "task=digits"]).new_objective()
+    works = [work(net, objective, visit(net, client, n)) for client, n in ((0, 10), (1, 7), (2, 3))]
+    called = train_batched(net, objective, works, given)
+    compiled = Compiled(slopes_of(net, objective, padded=True), CPU, backend="aot_eager")
+    found = train_batched(net, objective, works, given, compiled=compiled)
+    assert not compiled.refused
+    for one, other in zip(called, found):
+        assert torch.allclose(one.flat, other.flat, atol=1e-10)
+        assert one.steps == other.steps
+        assert one.loss == pytest.approx(other.loss)
+
+
+def test_what_cannot_be_compiled_is_called():
+    compiled = Compiled(lambda x: 2 * x if x.sum() > 0 else x, CPU, backend="aot_eager")
+    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert compiled.refused
+
+
+def test_auto_does_not_compile_on_a_cpu():
+    assert not is_compiled("auto", CPU, 1000)
+    assert is_compiled(choice=True, device=CPU, rounds=1)

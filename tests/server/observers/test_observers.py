@@ -1,0 +1,147 @@
+"""Observers: each one alone, with the five calls."""
+
+import io
+import json
+from collections import Counter
+
+import pytest
+
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.server.observers import Observer
+from fedcross.server.observers.advice import Advice
+from fedcross.server.observers.loggers import LOGGERS, numbers, open_logger
+from fedcross.server.observers.progress import Bar, Lines, describe, pick
+from fedcross.server.observers.request_log import RequestLog
+from fedcross.server.observers.visits import Visits
+
+RUN = {"run": "abc", "method": "fedcross", "task": "digits", "rounds": 4, "after_round": 0}
+ENTRY = {"round": 1, "test_accuracy": 0.5, "dropped": 1, "clients": 4, "rejected": {}, "pool_similarity_mean": 0.25}
+
+
+def test_an_observer_does_nothing_by_itself():
+    one = Observer()
+    one.run_started(RUN, [])
+    one.request("request", {})
+    one.round_finished(ENTRY)
+    one.checkpoint_written(1, 0.1)
+    one.run_ended(None, ValueError())
+
+
+# ---- progress -----------------------------------------------------------------------------------------------------
+
+
+def test_lines_show_evaluated_rounds():
+    stream = io.StringIO()
+    lines = pick(stream)
+    assert isinstance(lines, Lines)
+    lines.run_started(RUN, [])
+    lines.round_finished(ENTRY)
+    lines.round_finished({**ENTRY, "round": 2, "test_accuracy": None})
+    text = "fedcross digits  round 1/4  accuracy 50.00 %  pool similarity 0.250  1 of 4 clients lost\n"
+    assert stream.getvalue() == text
+    assert describe({"test_accuracy": 1.0, "dropped": 0}) == "accuracy 100.00 %"
+
+
+@pytest.mark.parametrize("columns", ["40", "120"])
+def test_the_bar_fits_the_terminal(monkeypatch, columns, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", "xterm")
+    bar = Bar()
+    bar.run_started(RUN, [])
+    bar.round_finished(ENTRY)
+    bar.run_ended({})
+    assert "1/4" in capsys.readouterr().out
+
+
+# ---- loggers ------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_the_scalars_of_a_line():
+    assert numbers({"round": 3, "a": 1, "b": 0.5, "c": None, "d": {"x": 1}, "e": "text"}) == {"a": 1.0, "b": 0.5}
+
+
+def test_an_unknown_logger_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="'tensorboard'"):
+        open_logger({"name": "tensorbord"}, tmp_path, {})
+    assert set(LOGGERS) == {"none", "tensorboard", "wandb", "mlflow"}
+
+
+def test_tensorboard_gets_every_number_and_purges_repeated_rounds(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for after, rounds in ((0, (1, 2, 3)), (1, (2, 3))):
+        logger = open_logger({"name": "tensorboard"}, tmp_path, {})
+        logger.run_started({**RUN, "after_round": after}, [])
+        for number in rounds:
+            logger.round_finished({"round": number, "test_accuracy": after + number / 10, "rejected": {}})
+        logger.run_ended(None)
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [(e.step, round(e.value, 1)) for e in found.Scalars("test_accuracy")] == [(1, 0.1), (2, 1.2), (3, 1.3)]
+
+
+def test_mlflow_goes_on_with_its_run(tmp_path):
+    pytest.importorskip("mlflow")
+    settings = {"name": "mlflow", "uri": str(tmp_path / "mlruns")}
+    ids = []
+    for _ in range(2):
+        logger = open_logger(settings, tmp_path, {"seed": 1})
+        logger.run_started(RUN, [])
+        logger.round_finished(ENTRY)
+        logger.run_ended({})
+        ids.append((tmp_path / "mlflow-run").read_text())
+    assert ids[0] == ids[1]
+
+
+# ---- records ------------------------------------------------------------------------------------------------------
+
+
+def test_requests_are_on_disk_before_they_are_sent_and_survive_a_crash(tmp_path):
+    log = RequestLog(tmp_path)
+    for client in (3, 3, 5):
+        log.request("request", {"client": client})
+    again = RequestLog(tmp_path, Counter({3: 1, 5: 4}))  # a checkpoint before the crash, and one of an older file
+    assert again.counts == {3: 2, 5: 4}
+    (tmp_path / "requests.jsonl").write_bytes((tmp_path / "requests.jsonl").read_bytes() + b'{"client": 3, "req')
+    assert RequestLog(tmp_path, Counter()).counts == {3: 2, 5: 4}
+    assert RequestLog(tmp_path).counts == {}
+    (tmp_path / "requests.jsonl").unlink()
+    (tmp_path / "requests.jsonl").mkdir()
+    with pytest.raises(StorageError):
+        RequestLog(tmp_path, Counter())
+
+
+def test_visits_of_rounds_that_are_repeated_are_removed(tmp_path, caplog):
+    def visit(number, round_):
+        return {"visit": number, "round": round_, "accepted": True}
+
+    first = Visits(tmp_path)
+    first.run_started(RUN, [])
+    for number in range(4):
+        first.request("visit_ended", visit(number, 1 + number // 2))
+    first.round_finished(ENTRY)
+    first.run_ended(None)
+    second = Visits(tmp_path, keep_until=1, finished=3)
+    assert "1 of 3 visits are missing" in caplog.text
+    second.run_started(RUN, [])
+    second.run_ended(None)
+    assert [json.loads(line)["visit"] for line in second.path.read_text().splitlines()] == [0, 1]
+
+
+# ---- advice -------------------------------------------------------------------------------------------------------
+
+
+def test_diverging_training_is_told_once_with_the_settings_to_lower(caplog):
+    advice = Advice("method.server_lr or train.lr")
+    for number in (1, 2):
+        advice.round_finished({"round": number, "clients": 3, "rejected": {"non_finite": 2}})
+    assert caplog.text.count("lower method.server_lr or train.lr") == 1
+
+
+def test_a_width_whose_replies_are_all_lost_is_told_once(caplog):
+    advice, entry = Advice("train.lr"), {"clients": 3, "rejected": {}, "width_replies": {"1": 0, "0.5": 2}}
+    advice.run_started(RUN, [{**entry, "round": number} for number in range(1, 5)])
+    for number in range(5, 16):
+        advice.round_finished({**entry, "round": number})
+    assert caplog.text.count("no reply for models of width 1 was accepted") == 1
+    assert "round 10" in caplog.text

@@ -1,0 +1,46 @@
+"""The defence: numbers worked by hand."""
+
+import numpy as np
+import pytest
+
+from fedcross.strategies.filters.defence import Defence, DefenceFilter
+from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.wire.protocol import Payload
+
+START = Start({"w": np.zeros(1, np.float32), "n": np.zeros((), np.int64)}, ("w",))
+ROUND = Round(1, 0, (0, 1, 2), 0)
+
+
+def judged(values, examples=None, extras=None, **settings):
+    """Return the verdict on uploads with parameter w of these values, all sent w = 0."""
+    defence = DefenceFilter(Defence(enabled=True, **settings), START)
+    payloads = {i: Payload.of(Task(i, i, START.arrays)) for i in range(len(values))}
+    uploads = [
+        Upload(
+            i, i, {"w": np.array([value], np.float32), "n": np.array(7)},
+            {"g": {"v": np.array([extras[i]])}} if extras else {}, (examples or [10] * len(values))[i], {},
+        )
+        for i, value in enumerate(values)
+    ]  # fmt: skip
+    return defence.judge(ROUND, uploads, payloads)
+
+
+def test_far_beyond_is_lost_and_a_little_beyond_is_shortened():
+    verdict = judged([1.0, -1.0, 2.0, 3.5])  # the lower median is 1
+    assert [upload.slot for upload in verdict.uploads] == [0, 1, 2]
+    assert [float(upload.arrays["w"][0]) for upload in verdict.uploads] == [1.0, -1.0, 1.0]
+    assert verdict.refused[0][0].slot == 3
+    assert verdict.counts["clipped"] == 1
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_lost(bad):
+    verdict = judged([1.0, 1.0, 1.0, bad])
+    assert [upload.slot for upload in verdict.uploads] == [0, 1, 2]
+
+
+def test_extras_and_examples_are_bounded():
+    verdict = judged([1.0, 1.0, 1.0], examples=[10, 10, 1000], extras=[1.0, 1.0, 9.0])
+    assert [upload.num_examples for upload in verdict.uploads] == [10, 10, 30]
+    assert [float(upload.extras["g"]["v"][0]) for upload in verdict.uploads] == [1.0, 1.0, 3.0]
+    assert verdict.counts == {"clipped": 0, "lightened": 1, "extras_bounded": 1}

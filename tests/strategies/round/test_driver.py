@@ -1,0 +1,121 @@
+"""The driver: a round by hand, lost slots, exchanges, checkpoints."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fedcross.core.errors import ConfigError, StorageError
+from fedcross.core.settings import Settings
+from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.fedcross import FedCross
+from fedcross.strategies.method import Method, Start, Task
+from fedcross.strategies.round.run import open_run
+from fedcross.strategies.round.settings import RoundSettings
+from tests.support.slots import MODEL, asked, drawn, federation
+from tests.support.virtual import answers, fails, silent
+
+
+def test_a_round_by_hand(clock):
+    """Clients add 1, 2 and 6, with 10 examples each: the mean is 3."""
+    scripts = {client: answers(1, value=value) for client, value in zip(drawn(), (1, 2, 6))}
+    driver, grid = federation(clock, scripts, kind=FedAvg)
+    report = driver.run_round(1, grid)
+    assert driver.global_model()["w"].tolist() == [3, 3, 3]
+    assert asked(grid) == drawn()
+    assert (report.clients, report.dropped, report.exchanges, report.train_loss) == (3, 0, 1, 1.0)
+    assert (report.bytes_down, report.bytes_up) == (3 * 12, 3 * 12)
+
+
+def test_a_lost_slot_keeps_its_model_and_the_others_mix(clock):
+    """Two of three uploads are 2: each mixes with the other. The lost slot stays 0, and its client is counted."""
+    lost = drawn()[0]
+    driver, grid = federation(clock, {c: fails(1) if c == lost else answers(1, value=2) for c in range(6)})
+    report = driver.run_round(1, grid)
+    assert sorted(row[0] for row in driver.state.pool.rows.tolist()) == [0, 2, 2]
+    assert report.dropped == 1
+    assert report.rejected["client_error"] == 1
+
+
+def test_a_round_without_replies_changes_nothing(clock):
+    driver, grid = federation(clock, dict.fromkeys(range(6), silent), kind=FedAvg, deadline_s=50)
+    report = driver.run_round(1, grid)
+    assert (report.dropped, report.train_loss) == (3, None)
+    assert driver.global_model()["w"].tolist() == [0, 0, 0]
+    assert 50 <= clock.now < 55
+
+
+def test_fewer_replies_than_min_replies_count_as_none(clock):
+    driver, grid = federation(clock, {drawn()[0]: fails(1)}, kind=FedAvg, min_replies=3)
+    report = driver.run_round(1, grid)
+    assert report.rejected["too_few"] == 2
+    assert driver.global_model()["w"].tolist() == [0, 0, 0]
+
+
+@dataclass
+class TwiceState:
+    model: dict[str, np.ndarray]
+    exchanges: list[tuple[int, int, int]]
+
+
+class Twice(Method[Settings, TwiceState]):
+    """Two exchanges a round; the second one goes to one client only."""
+
+    def init(self, start: Start) -> TwiceState:
+        return TwiceState(dict(start.arrays), [])
+
+    def dispatch(self, state, round):
+        return [Task(c, i, state.model) for i, c in enumerate(round.clients[: 3 - 2 * round.exchange])]
+
+    def aggregate(self, state, round, uploads):
+        state.exchanges.append((round.number, round.exchange, len(uploads)))
+        return {}
+
+    def global_model(self, state):
+        return state.model
+
+    def exchanges(self, clients_per_round):
+        return 2
+
+
+def test_exchanges_of_a_round(clock):
+    driver, grid = federation(clock, kind=Twice)
+    report = driver.run_round(1, grid)
+    assert driver.state.exchanges == [(1, 0, 3), (1, 1, 1)]
+    assert (report.exchanges, report.clients) == (2, 4)
+    assert asked(grid) == [*drawn(), drawn()[0]]
+
+
+def test_a_resumed_run_goes_on_to_the_bit(clock):
+    scripts = {client: answers(1, value=0.1 * (client + 1)) for client in range(6)}
+    whole, grid = federation(clock, scripts, alpha=0.9)
+    for number in (1, 2):
+        whole.run_round(number, grid)
+    packed = whole.checkpoint()
+    packed.arrays = {name: array.copy() for name, array in packed.arrays.items()}
+    other, _ = federation(clock, scripts, alpha=0.9)
+    other.restore(packed)
+    assert other.sender.clients == whole.sender.clients
+    for driver in (whole, other):
+        driver.run_round(3, grid)
+    assert other.state.pool.rows.tobytes() == whole.state.pool.rows.tobytes()
+
+
+def test_a_checkpoint_of_another_model_or_method_is_refused(clock):
+    driver, _ = federation(clock)
+    packed = driver.checkpoint()
+    with pytest.raises(StorageError, match="FedCross"):
+        federation(clock, kind=FedAvg)[0].restore(packed)
+    other = Start({"v": np.zeros(2, np.float32)}, ("v",), 3)
+    with pytest.raises(StorageError, match="model"):
+        open_run(FedCross(), other, RoundSettings(clients_per_round=3)).restore(packed)
+
+
+def test_a_state_that_cannot_be_stored_is_named_before_the_first_round(clock):
+    class Odd(Twice):
+        def init(self, start):
+            return TwiceState(dict(start.arrays), [object()])
+
+    with pytest.raises(ConfigError, match="exchanges"):
+        federation(clock, kind=Odd)
+    assert MODEL["w"].tolist() == [0, 0, 0]

@@ -1,0 +1,136 @@
+"""The asynchronous driver: order of virtual time, lost visits, restarts, the real clock."""
+
+import copy
+
+import pytest
+
+from fedcross.core.errors import FederationError
+from fedcross.strategies.fedasync import FedAsync
+from fedcross.strategies.fedcross_async import FedCrossAsync
+from fedcross.strategies.round.clock import Devices, RealClock, ReplayClock, VirtualClock
+from tests.support.federation import run, same
+from tests.support.slots import federation
+from tests.support.virtual import answers, fails, silent
+
+
+class Seconds(VirtualClock):
+    """Client i always takes ``durations[i]`` seconds."""
+
+    def __init__(self, *durations, deadline_s=None):
+        super().__init__(Devices(), 0, len(durations), deadline_s=deadline_s)
+        self.durations = durations
+
+    def seconds(self, client, visit, nbytes, epochs=None):
+        return self.durations[client]
+
+
+class First(FedAsync):
+    """Asks the idle clients with the smallest numbers."""
+
+    def sample(self, state, round, available):
+        return tuple(available[: len(round.slots)])
+
+
+def begun(clock, seconds, scripts=None, kind=First, clients=None, **values):
+    ended = []
+    count = clients or len(getattr(seconds, "durations", (0,) * 3))
+    values = {"clients_per_round": 2, "rounds": 50, **values}
+    driver, grid = federation(clock, scripts, count, kind, seconds=seconds, ended=ended, **values)
+    return driver, grid, ended
+
+
+def told(ended, *names):
+    return [tuple(line[name] for name in names) for line in ended]
+
+
+def test_slow_clients_hold_up_their_own_slot_only(clock):
+    """Client 0 takes 5 s, the others 1 s: slot 1 ends five visits while slot 0 has one, four uploads late."""
+    driver, grid, ended = begun(clock, Seconds(5.0, 1.0, 1.0))
+    for number in (1, 2, 3):
+        driver.run_round(number, grid)
+    assert told(ended, "slot", "client", "finish", "staleness") == [
+        (1, 1, 1.0, 0), (1, 1, 2.0, 0), (1, 1, 3.0, 0), (1, 1, 4.0, 0), (0, 0, 5.0, 4), (1, 1, 5.0, 0),
+    ]  # fmt: skip
+
+
+def test_the_order_is_that_of_virtual_time_not_of_the_machine(clock):
+    found = []
+    for scripts in ({}, {i: answers(seconds) for i, seconds in enumerate((90.0, 5.0, 1.0))}):
+        driver, grid, ended = begun(clock, Seconds(1.0, 2.0, 4.0), scripts, clients_per_round=3)
+        driver.run_round(1, grid)
+        found.append((told(ended, "client", "finish"), driver.global_model()))
+    assert found[0][0] == found[1][0] == [(0, 1.0), (0, 2.0), (1, 2.0)]
+    assert same(found[0][1], found[1][1])
+
+
+def test_a_visit_over_the_deadline_is_never_trained(clock):
+    driver, grid, ended = begun(clock, Seconds(9.0, 2.0, 2.0, deadline_s=3.0))
+    report = driver.run_round(1, grid)
+    assert told(ended, "client", "finish", "accepted") == [(1, 2.0, True), (0, 3.0, False)]
+    assert (report.dropped, report.clients) == (1, 2)
+    assert 0 not in {client for _, client, _ in grid.asked}
+
+
+def test_a_client_that_failed_rests_until_an_upload_is_accepted(clock):
+    driver, grid, ended = begun(clock, Seconds(1.0, 1.5, 4.0), {0: fails(0.1)})
+    for number in (1, 2):
+        driver.run_round(number, grid)
+    assert told(ended, "client", "slot", "finish", "accepted") == [
+        (0, 0, 1.0, False), (1, 1, 1.5, True), (0, 1, 2.5, False), (1, 1, 4.0, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("more", [(), ("method.selection=random", "method.alpha=0.7", "compression.up=int8")])
+def test_equal_durations_are_fedcross_to_the_bit(tmp_path, more):
+    ours = run(tmp_path / "a", "method=fedcross_async", "devices=equal", *more).driver
+    theirs = run(tmp_path / "b", "method=fedcross", *more).driver
+    assert same(ours.global_model(), theirs.global_model())
+    assert (ours.state.pool.rows == theirs.state.pool.rows).all()
+
+
+def test_a_resumed_run_continues_the_visits_under_way(clock):
+    seconds = Seconds(1.0, 2.5, 4.0, 1.5)
+    whole, grid, ended = begun(clock, seconds, kind=FedCrossAsync)
+    for number in (1, 2):
+        whole.run_round(number, grid)
+    again, other, rest = begun(clock, seconds, kind=FedCrossAsync)
+    again.restore(copy.deepcopy(whole.checkpoint()))
+    done = len(ended)
+    whole.run_round(3, grid)
+    again.run_round(3, other)
+    assert told(rest, "visit", "client", "finish") == told(ended[done:], "visit", "client", "finish")
+    assert (again.state.pool.rows == whole.state.pool.rows).all()
+
+
+def test_a_replay_repeats_the_visits_of_a_run(clock):
+    first, grid, ended = begun(clock, Seconds(1.0, 2.5, 4.0, 1.5), {2: silent}, rounds=3)
+    for number in (1, 2, 3):
+        first.run_round(number, grid)
+    replay = ReplayClock({line["visit"]: line for line in ended})
+    again, other, repeated = begun(clock, replay, clients=4, rounds=3)
+    for number in (1, 2, 3):
+        again.run_round(number, other)
+    assert told(repeated, "visit", "slot", "client", "finish") == told(ended, "visit", "slot", "client", "finish")
+    assert same(again.global_model(), first.global_model())
+
+
+def test_the_real_clock_takes_what_comes_and_gives_up_at_the_deadline(clock):
+    scripts = {0: silent, 1: answers(1.0), 2: answers(7.0)}
+    driver, grid, ended = begun(clock, RealClock(deadline_s=5.0), scripts, clients=3)
+    for number in (1, 2, 3, 4):
+        driver.run_round(number, grid)
+    lost = {line["client"] for line in ended if not line["accepted"]}
+    assert lost == {0, 2}
+    assert all(line["finish"] - line["start"] < 8 for line in ended)
+
+
+def test_if_everybody_fails_the_rounds_end_and_nothing_changes(clock):
+    driver, grid, _ = begun(clock, Seconds(1.0, 1.0), dict.fromkeys((0, 1), silent), deadline_s=20)
+    assert [driver.run_round(number, grid).dropped for number in (1, 2)] == [2, 2]
+    assert driver.global_model()["w"].tolist() == [0, 0, 0]
+
+
+def test_visits_that_never_end_are_an_error(clock):
+    driver, grid, _ = begun(clock, Seconds(float("inf"), float("inf")))
+    with pytest.raises(FederationError, match="ever ends"):
+        driver.run_round(1, grid)
