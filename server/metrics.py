@@ -23,6 +23,7 @@ from fedcross.core.errors import FederationError, counted
 from fedcross.core.private_files import open_own
 from fedcross.core.private_files import write_atomically as write_atomically
 from fedcross.core.strict_json import dumps
+from fedcross.engines.flower_private import installed
 from fedcross.server.observers import Observer
 from fedcross.server.run_folder import writing
 from fedcross.strategies.round.ledger import RoundReport
@@ -184,7 +185,7 @@ def refuse_idle(lines: Sequence[Mapping[str, Any]], again: str) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that decide what a run computes."""
-    return {name: version(name) for name in ("flwr", "torch", "numpy")}
+    return {"flwr": installed(), **{name: version(name) for name in ("torch", "numpy")}}
 
 
 def commit() -> str | None:
