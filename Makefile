@@ -34,7 +34,7 @@ $(READY): .boot/bin/uv requirements.lock pyproject.toml
 demo: $(READY)
 	rm -rf outputs/demo
 	$(BIN)/fedcross experiment=demo hydra.sweep.dir=outputs/demo
-	$(BIN)/python -m fedcross.analysis.demo outputs/demo
+	$(BIN)/fedcross report outputs/demo --no-html --out outputs/demo
 
 # One process compiles what the tests import. Without it each of the parallel ones compiles all of torch and Flower.
 $(COMPILED): $(READY)

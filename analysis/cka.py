@@ -6,18 +6,18 @@ agree up to rotation and scale, and near 0 if they are unrelated.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import seaborn
+import torch
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from fedcross.analysis.subject import Options, RecordedExchange, Subject
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 Floats = NDArray[np.float64]
 
@@ -36,25 +36,18 @@ def similarities(first: list[Floats], second: list[Floats]) -> Floats:
     return np.array([[float(np.sum(a * b)) for b in second] for a in first])
 
 
-def layers(model: nn.Module, inputs: torch.Tensor) -> dict[str, NDArray[np.float32]]:
+def layers(model: nn.Module, inputs: Tensor) -> dict[str, NDArray[np.float32]]:
     """Return the outputs of all convolutions, linear and recurrent layers, (n, ...) by name, in forward order."""
-    import torch
-    from torch import nn
-
     found: dict[str, NDArray[np.float32]] = {}
 
-    def keep(name: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            found[name] = (output[0] if isinstance(output, tuple) else output).detach().numpy()
+    def keep(_module: nn.Module, _inputs: Any, output: Any, name: str) -> None:
+        found[name] = (output[0] if isinstance(output, tuple) else output).numpy()
 
-        return hook
-
-    kinds = (nn.Conv2d, nn.Linear, nn.RNNBase)
-    handles = [m.register_forward_hook(keep(name)) for name, m in model.named_modules() if isinstance(m, kinds)]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d | nn.Linear | nn.RNNBase):
+            module.register_forward_hook(partial(keep, name=name))
     with torch.no_grad():
         model(inputs)
-    for handle in handles:
-        handle.remove()
     return found
 
 
@@ -73,20 +66,17 @@ def compare(subject: Subject, number: int, examples: int) -> dict[str, dict[str,
     exchanges = subject.exchanges(number)
     inputs = subject.inputs(subject.sample(examples))
     slots = [slot for slot in exchanges[0].models if slot in exchanges[-1].models]
-    before = _grams(subject, exchanges[0], slots, inputs)
-    found = {"before": {name: similarities(one, one) for name, one in before.items()}}
+
+    def grams(exchange: RecordedExchange) -> dict[str, list[Floats]]:
+        outputs = [layers(subject.network(exchange.models[slot]), inputs) for slot in slots]
+        return {name: [gram(one[name]) for one in outputs] for name in outputs[0]}
+
+    before = grams(exchanges[0])
+    pairs = {"before": (before, before)}
     if len(exchanges) > 1:
-        after = _grams(subject, exchanges[-1], slots, inputs)
-        found["after"] = {name: similarities(one, one) for name, one in after.items()}
-        found["same"] = {name: similarities(before[name], after[name]) for name in before}
-    return found
-
-
-def _grams(
-    subject: Subject, exchange: RecordedExchange, slots: list[int], inputs: torch.Tensor
-) -> dict[str, list[Floats]]:
-    outputs = [layers(subject.network(exchange.models[slot]), inputs) for slot in slots]
-    return {name: [gram(one[name]) for one in outputs] for name in outputs[0]}
+        after = grams(exchanges[-1])
+        pairs |= {"after": (after, after), "same": (before, after)}
+    return {kind: {name: similarities(a[name], b[name]) for name in a} for kind, (a, b) in pairs.items()}
 
 
 def means(found: dict[str, dict[str, Floats]]) -> pd.DataFrame:
@@ -95,26 +85,18 @@ def means(found: dict[str, dict[str, Floats]]) -> pd.DataFrame:
     return pd.DataFrame({kind: {name: mean[kind](m) for name, m in found[kind].items()} for kind in found})
 
 
-def draw(subject: Subject, options: Options, out: Path) -> list[Path]:
-    """Write ``cka.png`` and ``cka.csv`` into `out`; return their paths."""
-    import seaborn
-    from matplotlib.figure import Figure
-
-    rounds = subject.rounds(options.rounds)
-    found = {number: compare(subject, number, options.examples) for number in rounds}
-    figure = Figure(figsize=(13.5, 3.9 * len(found)), dpi=130, layout="constrained")
-    figure.suptitle(f"Linear CKA: {subject.name}", x=0.01, ha="left")
-    for row, (number, one) in zip(figure.subplots(len(found), 3, squeeze=False), found.items(), strict=True):
+def draw(subject: Subject, options: Options) -> tuple[dict[str, Figure], pd.DataFrame]:
+    """Return mean CKA by layer and heat maps of the embedding's, a row for each round, and the table of means."""
+    found = {number: compare(subject, number, options.examples) for number in subject.rounds(options.rounds)}
+    figure, grid = subject.panels("Linear CKA", len(found), 3, (13.5, 3.9 * len(found)))
+    for row, (number, one) in zip(grid, found.items(), strict=True):
         means(one).plot(ax=row[0], marker="o", ylim=(0, 1.02), ylabel="CKA", title=f"round {number}", rot=30)
-        names = list(one["before"])
-        layer = names[-2 if len(names) > 1 else -1]  # the embedding: the layer before the classifier
+        layer = [*one["before"]][-2:][0]  # the embedding: the layer before the classifier
         for axes, kind in zip(row[1:], ("before", "after"), strict=True):
+            axes.set_axis_off()
             if kind in one:
+                axes.set_axis_on()
                 seaborn.heatmap(one[kind][layer], vmin=0, vmax=1, cmap="viridis", square=True, ax=axes)
                 axes.set_title(f"round {number}, {layer}, clients {kind}", fontsize=9, loc="left")
-            else:
-                axes.set_axis_off()
-    figure.savefig(out / "cka.png")
     table = pd.concat({number: means(one) for number, one in found.items()}, names=["round", "layer"])
-    table.to_csv(out / "cka.csv")
-    return [out / "cka.png", out / "cka.csv"]
+    return {"cka": figure}, table.reset_index()

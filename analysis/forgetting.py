@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
+import seaborn
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from sklearn.metrics import recall_score
 
 from fedcross.analysis.subject import Arrays, Options, Subject
 from fedcross.core.errors import DataError
+from fedcross.tasks.scoring import predictions
 
 HELD = 0.02
 """A client holds a class if at least this share of its examples belongs to it."""
@@ -17,12 +19,7 @@ HELD = 0.02
 
 def per_class(subject: Subject, arrays: Arrays, indices: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the accuracy on each class, (classes,); NaN for a class without examples."""
-    import torch
-    from sklearn.metrics import recall_score
-
-    model, chunks = subject.network(arrays), np.array_split(indices, max(len(indices) // 1000, 1))
-    with torch.no_grad():
-        guesses = np.concatenate([model(subject.inputs(chunk)).argmax(1).numpy() for chunk in chunks])
+    guesses = predictions(subject.network(arrays), subject.inputs(indices)).argmax(1).numpy()
     classes, truth = range(subject.task.classes), subject.task.test.y[indices]
     return np.asarray(recall_score(truth, guesses, labels=classes, average=None, zero_division=np.nan))
 
@@ -44,21 +41,12 @@ def measure(subject: Subject, number: int, examples: int) -> pd.DataFrame:
         raise DataError(f"{subject.folder}: round {number} has one exchange. Forgetting needs a cross-training method.")
     first, last = exchanges[0], exchanges[-1]
     indices, classes = subject.sample(examples), [subject.label(k) for k in range(subject.task.classes)]
-    parts = [
-        pd.DataFrame(
-            {
-                "round": number,
-                "model": slot,
-                "class": classes,
-                "before": per_class(subject, first.models[slot], indices),
-                "after": per_class(subject, last.models[slot], indices),
-                "home": held(subject, first.clients[slot]),
-                "host": held(subject, last.clients[slot]),
-            }
-        )
-        for slot in first.models
-        if slot in last.models
-    ]
+    parts = []
+    for slot in (slot for slot in first.models if slot in last.models):
+        part = pd.DataFrame({"round": number, "model": slot, "class": classes})
+        for when, who, one in (("before", "home", first), ("after", "host", last)):
+            part[when], part[who] = per_class(subject, one.models[slot], indices), held(subject, one.clients[slot])
+        parts.append(part)
     return pd.concat(parts, ignore_index=True)
 
 
@@ -70,15 +58,12 @@ def summary(found: pd.DataFrame) -> dict[str, float]:
     return {name: float(change[mask].mean()) for name, mask in where.items()}
 
 
-def draw(subject: Subject, options: Options, out: Path) -> list[Path]:
-    """Write ``forgetting.png`` and ``forgetting.csv`` into `out`; return their paths."""
-    import seaborn
-    from matplotlib.figure import Figure
-
+def draw(subject: Subject, options: Options) -> tuple[dict[str, Figure], pd.DataFrame]:
+    """Return heat maps of the accuracies and their change, a row for each round, and the table."""
     found = [measure(subject, number, options.examples) for number in subject.rounds(options.rounds)]
-    figure = Figure(figsize=(15.5, 4.4 * len(found)), dpi=120, layout="constrained")
-    figure.suptitle(f"Accuracy per class before and after the exchange: {subject.name}", x=0.01, ha="left")
-    for row, one in zip(figure.subplots(len(found), 3, squeeze=False), found, strict=True):
+    title = "Accuracy per class before and after the exchange"
+    figure, grid = subject.panels(title, len(found), 3, (15.5, 4.4 * len(found)))
+    for row, one in zip(grid, found, strict=True):
         words = ", ".join(f"{name}: {100 * value:+.1f}" for name, value in summary(one).items() if value == value)
         one = one.assign(change=one["after"] - one["before"])
         titles = {
@@ -95,6 +80,4 @@ def draw(subject: Subject, options: Options, out: Path) -> list[Path]:
                 holds = one.pivot(index="model", columns="class", values={"before": "home", "after": "host"}[column])
                 rows, columns = np.nonzero(holds[table.columns].loc[table.index].to_numpy())
                 axes.scatter(columns + 0.5, rows + 0.5, s=14, color="white", edgecolors="black", linewidths=0.5)
-    figure.savefig(out / "forgetting.png")
-    pd.concat(found).to_csv(out / "forgetting.csv", index=False)
-    return [out / "forgetting.png", out / "forgetting.csv"]
+    return {"forgetting": figure}, pd.concat(found)

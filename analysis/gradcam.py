@@ -6,13 +6,14 @@ library pytorch-grad-cam computes the maps at the network's last convolution.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from torch import nn
 
 from fedcross.analysis.subject import Arrays, Options, Subject
 from fedcross.core.errors import ConfigError, DataError
+from fedcross.tasks.scoring import predictions
 
 #: Default number of images: the first test image of each of this many classes.
 CLASSES = 6
@@ -21,16 +22,8 @@ CLASSES = 6
 def maps(subject: Subject, arrays: Arrays, indices: NDArray[np.int64]) -> tuple[NDArray[np.float32], list[int]]:
     """Return heat maps in [0, 1], (n, height, width), for the true classes of test images, and the predicted classes.
 
-    Raises
-    ------
-    DataError
-        If the network has no convolution.
-    ConfigError
-        If the library is not installed.
+    A DataError says that the network has no convolution, a ConfigError that the library is not installed.
     """
-    import torch
-    from torch import nn
-
     try:
         from pytorch_grad_cam import GradCAM
         from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
@@ -41,8 +34,7 @@ def maps(subject: Subject, arrays: Arrays, indices: NDArray[np.int64]) -> tuple[
     if not convolutions:
         raise DataError(f"{subject.folder}: its model has no convolution. Grad-CAM needs one; choose another run.")
     inputs = subject.inputs(indices)
-    with torch.no_grad():
-        guesses = [int(guess) for guess in model(inputs).argmax(1)]
+    guesses: list[int] = predictions(model, inputs).argmax(1).tolist()
     targets = [ClassifierOutputTarget(int(subject.task.test.y[i])) for i in indices]
     with GradCAM(model=model, target_layers=[convolutions[-1]]) as cam:
         return np.asarray(cam(input_tensor=inputs, targets=targets), dtype=np.float32), guesses
@@ -53,51 +45,32 @@ def pictures(subject: Subject, indices: NDArray[np.int64]) -> NDArray[np.float32
     if len(subject.task.shape) != 3:
         raise DataError(f"{subject.folder}: its task has inputs of shape {subject.task.shape}, no images.")
     raw = np.asarray(subject.task.test.x[indices], dtype=np.float32)
-    low, high = float(raw.min()), float(raw.max())
-    shown = ((raw - low) / max(high - low, 1e-9)).transpose(0, 2, 3, 1)
+    shown = ((raw - raw.min()) / max(float(np.ptp(raw)), 1e-9)).transpose(0, 2, 3, 1)
     return np.repeat(shown, 3, axis=3) if shown.shape[3] == 1 else shown[..., :3]
 
 
-def columns(subject: Subject, options: Options) -> list[tuple[str, Arrays]]:
-    """Return (title, model): the global model over the rounds, then chosen slots in the last round, at each client."""
-    rounds = subject.rounds(options.rounds)
-    found = [(f"global,\nround {number}", subject.global_model(number)) for number in rounds]
-    exchanges = subject.exchanges(rounds[-1])
-    slots = options.slots or ((min(exchanges[0].models),) if exchanges else ())
-    for slot in slots:
-        found += [
-            (f"model {slot}, round {one.round},\nat client {one.clients[slot]}", one.models[slot])
-            for one in exchanges
-            if slot in one.models
-        ]
-    return found
-
-
-def draw(subject: Subject, options: Options, out: Path) -> list[Path]:
-    """Write ``gradcam.png`` into `out`; return its path."""
-    from matplotlib.figure import Figure
-
-    indices = _chosen(subject, options)
+def draw(subject: Subject, options: Options) -> tuple[dict[str, Figure], None]:
+    """Return a row for each image: the global model over the rounds, then chosen slots of the last at each client."""
+    indices, rounds = _chosen(subject, options), subject.rounds(options.rounds)
+    models = [(f"global,\nround {number}", subject.global_model(number)) for number in rounds]
+    if exchanges := subject.exchanges(rounds[-1]):
+        visits = subject.visits(rounds[-1], options.slots or [min(exchanges[0].models)])
+        models += [(title.replace(", at", ",\nat"), arrays) for title, arrays in visits]
     shown = pictures(subject, indices)
-    models = columns(subject, options)
-    figure = Figure(figsize=(1.7 * (len(models) + 1), 1.95 * len(indices) + 0.7), dpi=130, layout="constrained")
-    grid = figure.subplots(len(indices), len(models) + 1, squeeze=False)
-    figure.suptitle(f"Grad-CAM for the true class: {subject.name}", x=0.01, ha="left", fontsize=10)
-    for row, (axes, index) in enumerate(zip(grid[:, 0], indices)):
-        axes.imshow(shown[row])
-        axes.set_title(f"{subject.label(int(subject.task.test.y[index]))} ({index})", fontsize=8)
+    size = 1.7 * (len(models) + 1), 1.95 * len(indices) + 0.7
+    figure, grid = subject.panels("Grad-CAM for the true class", len(indices), len(models) + 1, size, fontsize=10)
+    for row, picture, index in zip(grid, shown, indices, strict=True):
+        for axes in row:
+            axes.imshow(picture)
+            axes.set_axis_off()
+        row[0].set_title(f"{subject.label(int(subject.task.test.y[index]))} ({index})", fontsize=8)
     for column, (title, arrays) in enumerate(models, start=1):
         heat, guesses = maps(subject, arrays, indices)
-        for row, axes in enumerate(grid[:, column]):
-            axes.imshow(shown[row])
-            axes.imshow(heat[row], cmap="jet", alpha=0.45, vmin=0, vmax=1)
-            head = f"{title}\n" if row == 0 else ""
-            axes.set_title(f"{head}says {subject.label(guesses[row])}", fontsize=8)
-    for axes in grid.ravel():
-        axes.set_axis_off()
-    picture = out / "gradcam.png"
-    figure.savefig(picture)
-    return [picture]
+        for axes, one, guess in zip(grid[:, column], heat, guesses, strict=True):
+            axes.imshow(one, cmap="jet", alpha=0.45, vmin=0, vmax=1)
+            head = f"{title}\n" if axes is grid[0, column] else ""
+            axes.set_title(f"{head}says {subject.label(guess)}", fontsize=8)
+    return {"gradcam": figure}, None
 
 
 def _chosen(subject: Subject, options: Options) -> NDArray[np.int64]:

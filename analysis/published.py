@@ -8,26 +8,24 @@ federation; :func:`deviations` describes where they differ from the paper.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from scipy import stats
 
-from fedcross.analysis.labels import IGNORED, LENGTH, WHERE, identity
-from fedcross.analysis.runs import Run
+from fedcross.analysis.runs import IGNORED, LENGTH, WHERE, Run, identity
 
+Settings = Mapping[str, Any]
 ACCURACY = "test accuracy %"
 
 MODELS = {
-    "lenet5": "cnn", "cnn_femnist": "cnn", "femnist_cnn": "cnn", "fedfusion_cnn": "cnn", "fedfusion_cifar": "cnn",
-    "fedfusion_mnist": "cnn", "fedfusion_mnist_paper": "cnn",
+    **dict.fromkeys(("lenet5", "cnn_femnist", "fedfusion_cifar", "fedfusion_mnist", "fedfusion_mnist_paper"), "cnn"),
+    **dict.fromkeys(("vgg16_bn", "vgg_femnist"), "vgg16"),
     "resnet20_lab": "resnet20",
-    "vgg16_bn": "vgg16", "vgg16bn": "vgg16", "vgg_femnist": "vgg16", "femnist_vgg": "vgg16",
-    "lstm_shakespeare": "lstm", "lstm_sent140": "lstm", "shakespeare_lstm": "lstm", "sent140_lstm": "lstm",
-}  # fmt: skip
+    "lstm_sent140": "lstm",
+}
 """Model names that differ from those in the papers; all other names are equal."""
 
 SELECTIONS = {"lowest": "lowest_similarity", "highest": "highest_similarity", "in-order": "in_order"}
@@ -40,8 +38,6 @@ PAPER: dict[str, dict[str, Any]] = {
 
 FEDCT_MODULES = {"MVKGRL": "method.kappa", "MFA": "method.eta"}
 """The weights of FedCT's two losses: at 0 the module is off. Broadcasting (CAKB) is what remains."""
-
-FEDCT_WHOLE = "CAKB+MVKGRL+MFA"
 
 FEDCROSS_ROUNDS = {"cnn": 2000, "resnet20": 2000, "vgg16": 1000}
 TEXT_ROUNDS = {"shakespeare": 1000, "sent140": 3000}
@@ -64,7 +60,6 @@ NULLS = {"method.k": "one for each client of a round", "train.clip": "none"}
 WHOLE = {"task.limit": None, "task.limit_test": None, "train.examples": None, "train.precision": "float32"}
 """All data, in full precision; no paper and no public code of a paper states anything else."""
 
-
 SWITCHES = {
     "defence": ("defence.enabled", False),
     "privacy": ("privacy.enabled", False),
@@ -75,45 +70,18 @@ SWITCHES = {
 """What no paper has: its words, its setting, and the value that stands for none of it."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One published number: percent for an accuracy, rounds for a number of rounds."""
-
-    source: str
-    model: str
-    dataset: str
-    partition: str
-    beta: float | None
-    method: str
-    variant: str
-    quantity: str
-    value: float
-    spread: float | None
-
-    @property
-    def target(self) -> float | None:
-        """The accuracy in [0, 1] that the cell's number of rounds reaches; None for a cell of an accuracy."""
-        numbers = [float(n) for n in re.findall(r"\d+\.\d+|\d+(?= %)", self.quantity)]
-        if not self.quantity.startswith("rounds to") or not numbers:
-            return None
-        if self.source == "FedCT Table IV":  # one target per data set
-            numbers = numbers[:1] if self.dataset == "cifar10" else numbers[1:2]
-        elif self.source == "FedCT Table VI":  # two targets per data set: beta .1 and .5
-            pair = numbers[:2] if self.dataset == "cifar10" else numbers[2:4]
-            numbers = pair[:1] if self.beta == 0.1 else pair[1:]
-        return numbers[0] / 100
+Cell = Any
+"""A row of ``published.csv``: one number, ``value``, in percent, or in rounds to the accuracy ``target`` in [0, 1]."""
 
 
 @functools.cache
 def cells() -> tuple[Cell, ...]:
-    """Return every published cell, in the table's order."""
-    with resources.files("fedcross.analysis").joinpath("published.csv").open(encoding="utf-8") as file:
-        table = pd.read_csv(file).astype(object)
-    table["variant"] = table["variant"].fillna("")
-    return tuple(Cell(**row) for row in table.where(table.notna(), None).to_dict("records"))
+    """Return every published cell, in the table's order; what a cell does not have is None, as variant empty."""
+    table = pd.read_csv(Path(__file__).with_name("published.csv")).fillna({"variant": ""}).astype(object)
+    return tuple(table.where(table.notna(), None).itertuples(index=False))
 
 
-def accuracy_cells(settings: Mapping[str, Any]) -> list[Cell]:
+def accuracy_cells(settings: Settings) -> list[Cell]:
     """Return the published test accuracies of the configuration `settings` (dotted names), the main table first.
 
     Several tables of a paper can hold the same configuration, and FedCT's do not always agree.
@@ -121,60 +89,47 @@ def accuracy_cells(settings: Mapping[str, Any]) -> list[Cell]:
     return [cell for cell in cells() if cell.quantity == ACCURACY and belongs(cell, settings)]
 
 
-def published_rounds(settings: Mapping[str, Any], target: float) -> Cell | None:
+def published_rounds(settings: Settings, target: float) -> Cell | None:
     """Return the published number of rounds to accuracy `target` (in [0, 1]) of a configuration, if there is one."""
-    for cell in cells():
-        if cell.target is not None and abs(cell.target - target) < 1e-9 and belongs(cell, settings):
-            return cell
-    return None
+    near = (cell for cell in cells() if cell.target is not None and abs(cell.target - target) < 1e-9)
+    return next((cell for cell in near if belongs(cell, settings)), None)
 
 
-def belongs(cell: Cell, settings: Mapping[str, Any]) -> bool:
+def belongs(cell: Cell, settings: Settings) -> bool:
     """Whether `cell` was published for the configuration `settings`."""
     of = settings.get
     beta = of("partition.beta") if of("partition.name") == "dirichlet" else None
-    same_beta = cell.beta is None or (beta is not None and abs(float(beta) - cell.beta) < 1e-9)
-    task = str(of("task.name"))
-    model = str(of("model.name"))
+    task, model = str(of("task.name")), str(of("model.name"))
+    # All of ten clients take part in every round in FedCT's paper alone.
+    ten = of("partition.clients") == of("clients_per_round") == 10
+    if ten and cell.source.startswith("FedCross"):
+        return False
     if task == "femnist" and model == "lenet5":  # the papers' CNN for FEMNIST is a wider one
         return False
-    if cell.source.startswith("FedCross") and _federation_of_fedct(settings):
-        return False
-    own_model = cell.source.startswith("FedCT") and _federation_of_fedct(settings)  # deviations() names it
     return (
         cell.dataset == ("cifar100" if task.startswith("cifar100") else task)
-        and (own_model or cell.model == MODELS.get(model, model))
+        and ((ten and cell.source.startswith("FedCT")) or cell.model == MODELS.get(model, model))
         and cell.partition.split(" ")[0] == of("partition.name")
-        and same_beta
+        and (cell.beta is None or (beta is not None and abs(float(beta) - cell.beta) < 1e-9))
         and cell.method == of("method.name")
         and _variant_agrees(cell, settings)
     )
 
 
-def _federation_of_fedct(settings: Mapping[str, Any]) -> bool:
-    """Whether all of ten clients take part in every round, as in FedCT's paper alone."""
-    return settings.get("partition.clients") == settings.get("clients_per_round") == 10
-
-
-def _variant_agrees(cell: Cell, settings: Mapping[str, Any]) -> bool:
-    named = dict(pair.split("=", 1) for pair in cell.variant.split())
+def _variant_agrees(cell: Cell, settings: Settings) -> bool:
+    named = {f"method.{name}": value for name, value in (pair.split("=", 1) for pair in cell.variant.split())}
     if cell.method == "fedct":
-        ablation = named.pop("ablation", None)
+        ablation = named.pop("method.ablation", None)
         if ablation is not None and not set(FEDCT_MODULES.values()) <= set(settings):
             return False
-        if (ablation or FEDCT_WHOLE) != fedct_modules(settings):
+        on = [name for name, weight in FEDCT_MODULES.items() if float(settings.get(weight, 1)) > 0]
+        if (ablation or "CAKB+MVKGRL+MFA") != "+".join(["CAKB", *on]):
             return False
-    expected = PAPER.get(cell.method, {}) | {f"method.{name}": value for name, value in named.items()}
+    usual = PAPER.get(cell.method, {})
     # Each setting of a cell must be in the configuration or be the paper's default; an ablation is never guessed.
-    if any(f"method.{n}" not in settings and PAPER.get(cell.method, {}).get(f"method.{n}") != named[n] for n in named):
+    if any(name not in settings and usual.get(name) != value for name, value in named.items()):
         return False
-    return all(_equal(settings[name], value) for name, value in expected.items() if name in settings)
-
-
-def fedct_modules(settings: Mapping[str, Any]) -> str:
-    """Return FedCT's active modules as its Table III names them: ``CAKB+MVKGRL+MFA`` for the whole method."""
-    active = (name for name, weight in FEDCT_MODULES.items() if float(settings.get(weight, 1)) > 0)
-    return "+".join(["CAKB", *active])
+    return all(_equal(settings[name], value) for name, value in (usual | named).items() if name in settings)
 
 
 def _equal(mine: object, paper: object) -> bool:
@@ -185,7 +140,7 @@ def _equal(mine: object, paper: object) -> bool:
     return SELECTIONS.get(str(mine), str(mine)) == paper
 
 
-def deviations(cell: Cell, settings: Mapping[str, Any]) -> list[str]:
+def deviations(cell: Cell, settings: Settings) -> list[str]:
     """Return texts on where `settings` differ from the protocol of the cell's paper: ``rounds 200 (paper 2000)``."""
     differing = [
         f"{name.split('.')[-1]} {settings[name]} (paper {NULLS.get(name, 'all') if value is None else value})"
@@ -234,34 +189,35 @@ def verdicts(runs: Sequence[Run]) -> pd.DataFrame:
     short" (less than half of the published rounds), "other settings" (with deviations) or "no data". Only the first
     two have a difference.
     """
-    empty = dict.fromkeys(("ours", "low", "high", "difference", "rounds"), float("nan")) | {"deviations": ""}
-    return pd.DataFrame([{**_cell_columns(cell), **empty, **_verdict(cell, runs)} for cell in cells()])
+    empty: dict[str, Any] = dict.fromkeys(("ours", "low", "high", "difference", "rounds"), float("nan"))
+    empty |= {"deviations": "", "seeds": 0, "verdict": "no data"}
+    rows = []
+    for cell in cells():
+        planned = _protocol(cell).get("rounds")
+        facts = {**cell._asdict(), "published": cell.value, "published_rounds": planned}
+        rows.append({**facts, **empty, **_measured(cell, runs, planned)})
+    return pd.DataFrame(rows).drop(columns=["value", "spread"])
 
 
-def _cell_columns(cell: Cell) -> dict[str, Any]:
-    columns = {name: value for name, value in vars(cell).items() if name not in ("value", "spread")}
-    return {**columns, "published": cell.value, "target": cell.target}
-
-
-def _verdict(cell: Cell, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the measured columns of :func:`verdicts`."""
-    planned = _protocol(cell).get("rounds")
+def _measured(cell: Cell, runs: Sequence[Run], planned: int | None) -> dict[str, Any]:
+    """Return the measured columns of :func:`verdicts`, Student's interval from three values on; none without a run."""
     chosen, rounds, texts = _nearest(cell, runs, planned)
     if not chosen:
-        return {"seeds": 0, "published_rounds": planned, "verdict": "no data"}
+        return {}
     measured = [run.reach(cell.target) if cell.target else 100 * run.smoothed.mean for run in chosen]
     ours = pd.Series(measured, dtype=float).dropna()
-    told = {"seeds": len(chosen), "rounds": rounds, "published_rounds": planned, "deviations": ", ".join(texts)}
-    low, high = _interval(ours)
-    told |= {"ours": ours.mean(), "low": low, "high": high}
+    half = float(stats.t.ppf(0.975, len(ours) - 1)) * float(ours.sem()) if len(ours) > 2 else float("nan")
+    low, high = float(ours.mean()) - half, float(ours.mean()) + half
+    found = {"seeds": len(chosen), "rounds": rounds, "deviations": ", ".join(texts)}
+    found |= {"ours": ours.mean(), "low": low, "high": high}
     if planned and 2 * rounds < planned:
-        return {**told, "verdict": "too short"}
+        return {**found, "verdict": "too short"}
     if texts:
-        return {**told, "verdict": "other settings"}
+        return {**found, "verdict": "other settings"}
     difference = float(ours.mean()) - cell.value
     near = TOLERANCE if cell.target is None else TOLERANCE_ROUNDS * cell.value
     agrees = abs(difference) <= near or low <= cell.value <= high
-    return {**told, "difference": difference, "verdict": "agrees" if agrees else "differs"}
+    return {**found, "difference": difference, "verdict": "agrees" if agrees else "differs"}
 
 
 def _nearest(cell: Cell, runs: Sequence[Run], planned: int | None) -> tuple[list[Run], int, list[str]]:
@@ -270,31 +226,19 @@ def _nearest(cell: Cell, runs: Sequence[Run], planned: int | None) -> tuple[list
     Fewest deviations first; then half of the `planned` rounds, more seeds, more rounds.
     """
     seeds: dict[tuple[Any, ...], dict[int, Run]] = {}
-    texts: dict[tuple[Any, ...], list[str]] = {}
-    for run in runs:
-        if (cell.quantity == ACCURACY or cell.target is not None) and belongs(cell, run.settings):
-            key = identity(run, (*IGNORED, *WHERE, *LENGTH))
-            texts[key] = [text for text in deviations(cell, run.settings) if not text.startswith("rounds ")]
-            known = seeds.setdefault(key, {}).setdefault(run.seed, run)
-            seeds[key][run.seed] = max(known, run, key=lambda one: one.rounds)
+    for run in runs if cell.quantity == ACCURACY or cell.target is not None else ():
+        if belongs(cell, run.settings):
+            longest = seeds.setdefault(identity(run, (*IGNORED, *WHERE, *LENGTH)), {})
+            longest[run.seed] = max(longest.get(run.seed, run), run, key=lambda one: one.rounds)
     choices = []
     for key, group in seeds.items():
+        settings = next(iter(group.values())).settings
+        texts = [text for text in deviations(cell, settings) if not text.startswith("rounds ")]
         for length in {min(run.rounds, planned or run.rounds) for run in group.values()}:
-            count = sum(run.rounds >= length for run in group.values())
-            choices.append((-len(texts[key]), 2 * length >= (planned or 0), count, length, key))
+            long = [run.until(length) for run in group.values() if run.rounds >= length]
+            choices.append(((-len(texts), 2 * length >= (planned or 0), len(long), length, key), long, texts))
     if not choices:
         return [], 0, []
-    *_, length, key = max(choices)
-    chosen = [run.until(length) for run in seeds[key].values() if run.rounds >= length]
+    (*_, length, _), chosen, texts = max(choices, key=lambda choice: choice[0])
     cadence = max(run.cadence for run in chosen)
-    return [run if run.cadence == cadence else run.every(cadence) for run in chosen], length, texts[key]
-
-
-def _interval(values: pd.Series[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean, Student's t; NaN for fewer than three values."""
-    from scipy import stats
-
-    if len(values) < 3:
-        return float("nan"), float("nan")
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * float(values.sem())
-    return float(values.mean()) - half, float(values.mean()) + half
+    return [run if run.cadence == cadence else run.every(cadence) for run in chosen], length, texts

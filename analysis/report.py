@@ -11,11 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from fedcross.analysis import tables
-from fedcross.analysis.curves import plot_curves
-from fedcross.analysis.frames import load_runs
-from fedcross.analysis.heatmap import Grid, grids, plot_grids
-from fedcross.analysis.labels import runs_frame
+from fedcross.analysis.plots import Grid, grids, plot_curves, plot_grids
 from fedcross.analysis.published import accuracy_cells
+from fedcross.analysis.records import load_runs
+from fedcross.analysis.runs import runs_frame
+from fedcross.analysis.table import Table, published_name
 from fedcross.core.errors import StorageError
 
 
@@ -24,7 +24,7 @@ class Report:
     """The content of a report: a row for each run, tables, ablation grids, and sentences about folders."""
 
     frame: pd.DataFrame
-    tables: list[tables.Table]
+    tables: list[Table]
     grids: list[Grid]
     notes: list[str]
 
@@ -37,14 +37,13 @@ class Report:
     @property
     def summary(self) -> str:
         """One sentence: which method is best, and by how much."""
-        means = self.frame.groupby(["problem", "method"], sort=False)["smoothed"].mean()
         problem = self.frame["problem"].iloc[0]
-        ranked = means[problem].sort_values(ascending=False)
-        runs = f"{len(self.frame)} run{'s' * (len(self.frame) > 1)}"
-        best = f"{tables.published_name(str(ranked.index[0]))} reaches {100 * ranked.iloc[0]:.2f} %"
+        means = self.frame.groupby(["problem", "method"], sort=False)["smoothed"].mean()[problem]
+        ranked = (100 * means.sort_values(ascending=False)).rename(index=published_name)
+        best = f"{ranked.index[0]} reaches {ranked.iloc[0]:.2f} %"
         if len(ranked) > 1:
-            second = tables.published_name(str(ranked.index[1]))
-            best += f", {100 * (ranked.iloc[0] - ranked.iloc[1]):.2f} points above {second}"
+            best += f", {ranked.iloc[0] - ranked.iloc[1]:.2f} points above {ranked.index[1]}"
+        runs = f"{len(self.frame)} run{'s' * (len(self.frame) > 1)}"
         return f"{runs}: on {problem}, {best} (best mean of 10 evaluations)."
 
     def markdown(self) -> str:
@@ -62,15 +61,14 @@ class Report:
 
     def csv(self) -> str:
         """Return one line of plain numbers per configuration: accuracies in percent, bytes, seconds."""
-        numbers = ["final", "best", "smoothed", "window_std", "last_ten", "bytes", "seconds"]
-        grouped = self.frame.groupby("group", sort=False)
-        found = grouped[numbers].agg(["mean", "std"])
+        accuracies, costs = ["final", "best", "smoothed", "window_std", "last_ten"], ["bytes", "seconds"]
+        percent = self.frame.assign(**{name: 100 * self.frame[name] for name in accuracies})
+        grouped = percent.groupby("group", sort=False)
+        found = grouped[accuracies + costs].agg(["mean", "std"])
         found.columns = [f"{name}_{what}" for name, what in found.columns]
-        accuracies = [name for name in found if not name.startswith(("bytes", "seconds"))]
-        found[accuracies] *= 100
         head = grouped[["problem", "method"]].first()
         head["seeds"] = grouped.size()
-        settings = [group["run"].iloc[0].settings for _, group in grouped]
+        settings = [run.settings for run in grouped["run"].first()]
         for name in ("task.name", "model.name", "partition.name", "partition.beta", "method.name"):
             head[name] = [values.get(name) for values in settings]
         papers = [next(iter(accuracy_cells(values)), None) for values in settings]
@@ -94,13 +92,13 @@ def build(frame: pd.DataFrame, notes: Sequence[str], targets: Sequence[float] = 
         tables.significance_table(frame),
         *tables.ablation_tables(found),
     ]
-    said = [
+    meanings = [
         f"{method}, seed {run.seed}: {run.info[name]['meaning']}"
         for method, run in zip(frame["method"], frame["run"], strict=True)
         for name in ("stopped", "privacy")
         if (run.info.get(name) or {}).get("meaning")
     ]
-    return Report(frame, [part.compact() for part in parts if part is not None], found, [*said, *notes])
+    return Report(frame, [part.compact() for part in parts if part is not None], found, [*meanings, *notes])
 
 
 def write_report(
@@ -119,14 +117,8 @@ def write_report(
     Files: ``report.md``, ``report.csv``, ``report.tex``, ``report.html`` (if `html`), ``curves.png`` over axis `x`, and
     ``ablation.png`` where FedCross ran with several alphas and selections. `targets` are accuracies in (0, 1); if
     empty, the highest multiple of 5 % that every run reached. `at` names rounds whose accuracy is shown. `unfinished`,
-    `until` and `every` as in :func:`~fedcross.analysis.frames.load_runs`.
-
-    Raises
-    ------
-    DataError
-        If there is no run.
-    StorageError
-        If `out` cannot be written.
+    `until` and `every` as in :func:`~fedcross.analysis.records.load_runs`. A DataError says that there is no run, a
+    StorageError that `out` cannot be written.
     """
     runs, notes = load_runs(folders, unfinished, until, every)
     frame, twice = runs_frame(runs)
@@ -137,18 +129,18 @@ def write_report(
     notes += [f"only rounds up to {until} count (--until)"] if until is not None else []
     notes += [f"only evaluations in rounds that {every} divides count (--every)"] if every is not None else []
     report = build(frame, notes, targets, at)
+    texts = {"report.md": report.markdown(), "report.csv": report.csv(), "report.tex": report.latex()}
+    if html:
+        from fedcross.analysis.page import page
+
+        texts["report.html"] = page(report, x)
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "report.md").write_text(report.markdown(), encoding="utf-8")
-        (out / "report.csv").write_text(report.csv(), encoding="utf-8")
-        (out / "report.tex").write_text(report.latex(), encoding="utf-8")
+        for name, text in texts.items():
+            (out / name).write_text(text, encoding="utf-8")
         plot_curves(frame, x, out / "curves.png")
         if report.grids:
             plot_grids(report.grids, out / "ablation.png")
-        if html:
-            from fedcross.analysis.page import page
-
-            (out / "report.html").write_text(page(report, x), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{out}: cannot be written ({error.strerror}). Choose another folder with --out.") from error
-    return report.markdown()
+    return texts["report.md"]

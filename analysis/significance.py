@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 WILCOXON_FROM = 6
 """With n pairs the smallest two-sided p of the exact Wilcoxon test is 2 / 2^n: below .05 from six pairs on."""
@@ -19,14 +21,9 @@ ALL_PAIRS = 5
 def paired(first: pd.Series[float], second: pd.Series[float]) -> dict[str, float]:
     """Compare two samples, paired by index.
 
-    Returns
-    -------
-    dict
-        ``difference`` (mean of first - second), ``low`` and ``high`` (95 % interval, Student's t), ``n``, and the
-        two-sided p of the paired ``t``-test and of ``wilcoxon``'s test; NaN where a test is not defined.
+    Returns ``difference`` (mean of first - second), ``low`` and ``high`` (95 % interval, Student's t), ``n``, and the
+    two-sided p of the paired ``t``-test and of ``wilcoxon``'s test; NaN where a test is not defined.
     """
-    from scipy import stats
-
     d = (first - second).dropna().to_numpy(float)
     found = dict.fromkeys(("difference", "low", "high", "t", "wilcoxon"), math.nan) | {"n": d.size}
     if d.size:
@@ -44,49 +41,32 @@ def paired(first: pd.Series[float], second: pd.Series[float]) -> dict[str, float
 def holm(p: pd.Series[float]) -> pd.Series[float]:
     """Return Holm's step-down adjusted p-values; NaN stays NaN and is not counted."""
     known = p.dropna().sort_values(kind="stable")
-    factors = np.arange(len(known), 0, -1)
-    return (known * factors).cummax().clip(upper=1.0).reindex(p.index)
+    return (known * np.arange(len(known), 0, -1)).cummax().clip(upper=1.0).reindex(p.index)
 
 
 def compare(frame: pd.DataFrame) -> pd.DataFrame:
     """Compare the configurations of each problem in smoothed accuracy.
 
-    Every pair of up to :data:`ALL_PAIRS` configurations; of more, each with the first whose clients train alike.
-    Pairs that share fewer than two seeds are left out.
+    Every pair of up to :data:`ALL_PAIRS` configurations; of more, each with the first whose clients train alike. Pairs
+    that share fewer than two seeds are left out. `frame` is that of :func:`fedcross.analysis.runs.runs_frame`.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        As :func:`fedcross.analysis.labels.runs_frame` makes it.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``problem``, ``first``, ``second``, those of :func:`paired`, and ``holm`` within the problem.
+    Columns: ``problem``, ``first``, ``second``, those of :func:`paired`, and ``holm`` within the problem.
     """
-    parts = []
+    rows: list[dict[str, Any]] = []
     for problem, members in frame.groupby("problem", sort=False):
         groups = [group for _, group in members.groupby("group", sort=False)]
         if len(groups) <= ALL_PAIRS:
-            pairs = [(second, first) for i, first in enumerate(groups) for second in groups[i + 1 :]]
+            pairs = [(second, first) for first, second in combinations(groups, 2)]
         else:
-            pairs = [(group, _reference(group, groups)) for group in groups[1:]]
-        rows = [_row(str(problem), first, second) for first, second in pairs]
-        part = pd.DataFrame([row for row in rows if row["n"] > 1])
-        if len(part):
-            parts.append(part.assign(holm=holm(part["t"])))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
-
-
-def _row(problem: str, first: pd.DataFrame, second: pd.DataFrame) -> dict[str, Any]:
-    names = {"problem": problem, "first": first["method"].iloc[0], "second": second["method"].iloc[0]}
-    return {**names, **paired(first.set_index("seed")["smoothed"], second.set_index("seed")["smoothed"])}
-
-
-def _reference(group: pd.DataFrame, groups: list[pd.DataFrame]) -> pd.DataFrame:
-    """Return the first of `groups` that trains as `group` does; for that one itself, the first of all."""
-    found = next(one for one in groups if _training(one) == _training(group))
-    return groups[0] if found is group else found
+            alike = [next(one for one in groups if _training(one) == _training(group)) for group in groups]
+            pairs = [(group, groups[0] if one is group else one) for group, one in zip(groups[1:], alike[1:])]
+        rows += [
+            {"problem": problem, "first": first["method"].iloc[0], "second": second["method"].iloc[0]}
+            | paired(*(one.set_index("seed")["smoothed"] for one in (first, second)))
+            for first, second in pairs
+        ]
+    found = pd.DataFrame([row for row in rows if row["n"] > 1])
+    return found.assign(holm=found.groupby("problem", sort=False)["t"].transform(holm)) if len(found) else found
 
 
 def _training(group: pd.DataFrame) -> dict[str, str]:

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedcross.core.errors import ConfigError, DeviceError, FedcrossError, ProtocolError
-from fedcross.core.run_config import overrides_of
+from fedcross.core.settings import overrides_of
 from fedcross.strategies.wire.protocol import failure
 
 #: The name of a device's width in its node's configuration.
@@ -42,26 +42,41 @@ class Client(ClientApp):
 
     def prepare(self, context: Context) -> None:
         """Load what the run of `context` needs, before its next message comes."""
-        from fedcross.client.cache import do
+        from fedcross.client.cache import run_cache
 
-        do("prepare", _overrides(context), None)
-
-
-app = Client()
+        run_cache(_overrides(context))
 
 
-@app.query()
-def who(message: Message, context: Context) -> Message:
-    """Reply with the partition id of this node."""
-    partition = context.node_config.get("partition-id")
-    if partition is None:
-        raise ProtocolError(
-            "This SuperNode has no partition-id. Start it with --node-config 'partition-id=0 num-partitions=10'."
-        )
-    told = ConfigRecord({"partition-id": int(partition)})
-    if WIDTH in context.node_config:
-        told["device-width"] = device_width(context.node_config[WIDTH])
-    return Message(RecordDict({"config": told}), reply_to=message)
+def tell_partition(app: ClientApp) -> ClientApp:
+    """Let the clients of `app` tell the server their partition, and return `app`.
+
+    Clients are drawn and ordered by partition. Without this they are numbered by node id, which Flower draws at random,
+    so that two runs with one seed differ.
+
+    Parameters
+    ----------
+    app : ClientApp
+        An app of Flower's Message API without a query handler of its own.
+
+    Raises
+    ------
+    ConfigError
+        In the client, if its node was started without ``partition-id``.
+    """
+
+    @app.query()
+    def who(message: Message, context: Context) -> Message:
+        partition = context.node_config.get("partition-id")
+        if partition is None:
+            raise ConfigError(
+                "This node has no partition-id. Start it with --node-config 'partition-id=0 num-partitions=10'."
+            )
+        told = ConfigRecord({"partition-id": int(partition)})
+        if WIDTH in context.node_config:
+            told["device-width"] = device_width(context.node_config[WIDTH])
+        return Message(RecordDict({"config": told}), reply_to=message)
+
+    return app
 
 
 def device_width(value: object) -> float:
@@ -75,6 +90,10 @@ def device_width(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ConfigError(f"{WIDTH}={value!r} in the node's configuration: give a number above 0, up to 1.")
     return float(value)
+
+
+app = Client()
+tell_partition(app)
 
 
 @app.train()
@@ -91,7 +110,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _work(task: str, message: Message, context: Context) -> Message:
     """Do `task` in this process; over a network, an error becomes a reply that names its type, file and line."""
-    from fedcross.client.cache import do
+    from fedcross.client.request import do
 
     _check_addressee(message, context)
     try:
@@ -161,8 +180,9 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
         Whether training steps may be compiled (``train.compile``).
     """
     from fedcross.client.cache import run_cache
+    from fedcross.client.request import train_together
 
     cache = run_cache(_overrides(contexts[0]))
     with cache.errors():
-        contents = cache.train_together([message.content for message in messages], memory=memory, graph=graph)
+        contents = train_together(cache, [message.content for message in messages], memory=memory, graph=graph)
     return [Message(content, reply_to=message) for content, message in zip(contents, messages)]

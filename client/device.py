@@ -1,7 +1,8 @@
-"""The device on which a process trains: which one, its arithmetic, its free memory, its errors."""
+"""The device on which a process trains: which one, its arithmetic, its memory, its errors."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import platform
@@ -14,14 +15,26 @@ from typing import Any
 
 import torch
 from flwr.common.logger import log
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from fedcross.conf.schema import Train
 from fedcross.core.errors import ConfigError, DeviceError
-from fedcross.core.site import DEVICE, device_name
+from fedcross.core.settings import DEVICE, device_name
 
 #: Share of a GPU's free memory, and bytes on other devices, that the stacks of the batched trainer may take.
 GPU_SHARE = 0.8
 CPU_BYTES = 4 << 30
+#: Most freed bytes that a process keeps for its next step, and the size from which a block is given back at once.
+FREED_BYTES, APART_BYTES = 256 << 20, 32 << 20
+#: malloc.h's names of the two settings, and the variables of a user who chose another allocator or its settings.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+ALLOCATOR = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
+#: Examples that a CPU scores at a time: what a layer returns then stays in its cache (docs/performance.md).
+CACHED = 100
+#: What torch's recurrent modules call; one of them is a whole layer stack over all steps.
+RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 #: Errors of CUDA and its libraries. After one of them, the process cannot use the GPU any more.
 _CUDA = re.compile(r"CUDA error|CUDA driver error|cuDNN error|CUDNN_STATUS|CUBLAS_STATUS", re.IGNORECASE)
 #: torch's warning of an operation whose result may differ from run to run.
@@ -108,6 +121,45 @@ def computes_bfloat16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
+def has_recurrent_bfloat16() -> bool:
+    """Return whether this CPU's recurrent layers can be in bfloat16."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+class _Recurrent(TorchFunctionMode):
+    """Takes recurrent functions out of autocast; their tensors become of `dtype` first."""
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._device, self._dtype = device, dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func`."""
+        if func not in RECURRENT:
+            return func(*args, **(kwargs or {}))
+        with torch.autocast(self._device, enabled=False):
+            return func(*tree_map(self._turned, args), **tree_map(self._turned, kwargs or {}))
+
+    def _turned(self, leaf: Any) -> Any:
+        return leaf.to(self._dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+@contextmanager
+def bfloat16(device: torch.device, module: nn.Module) -> Iterator[None]:
+    """Compute `module` in bfloat16 inside the block.
+
+    On a GPU, torch's autocast would turn recurrent layers into float16 (torch 2.11 to 2.15), which needs a scaled
+    loss. A CPU without AVX-512 has no LSTM in bfloat16: recurrent layers compute in float32 on it.
+    """
+    with torch.autocast(device.type, torch.bfloat16):
+        recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+        if not recurrent or (device.type == "cpu" and has_recurrent_bfloat16()):
+            yield
+            return
+        with _Recurrent(device.type, torch.float32 if device.type == "cpu" else torch.bfloat16):
+            yield
+
+
 @contextmanager
 def repeats(told: set[str]) -> Iterator[None]:
     """Say which operations inside the block have no algorithm that gives the same result in every run.
@@ -150,8 +202,20 @@ def memory_budget(memory: int | None, device: torch.device) -> float:
     return (free + max(unused, 0)) * GPU_SHARE
 
 
-#: Examples that a CPU scores at a time: what a layer returns then stays in its cache (docs/performance.md).
-CACHED = 100
+def keep_freed_memory() -> bool:
+    """Let this process keep freed memory for its next step; return whether it does.
+
+    glibc gives the top of its heap back to the kernel. A step of a convolutional network frees hundreds of MiB, and the
+    next one would ask for them again, page by page. Changes nothing where the user has chosen an allocator or its
+    settings, and where the C library has no ``mallopt`` (macOS, Windows, musl).
+    """
+    if any(name in os.environ for name in ALLOCATOR):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):
+        return False
+    return bool(mallopt(M_TRIM_THRESHOLD, FREED_BYTES) and mallopt(M_MMAP_THRESHOLD, APART_BYTES))
 
 
 def free_unused(device: torch.device) -> None:

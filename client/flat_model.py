@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedcross.client.autocast import bfloat16, is_recurrent
+from fedcross.client.device import bfloat16
 from fedcross.strategies.objective import Tensors
 from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.models.dropout import dropout_names
@@ -58,8 +59,8 @@ class ModuleNet(Parts):
     device : torch.device
         Device for the training.
     precision : {"float32", "tf32", "bfloat16"}
-        Precision of the arithmetic inside the network (:mod:`client.autocast`; TF32 is a setting of the process,
-        :mod:`client.device`). Weights, gradients, the optimiser and the loss function stay float32.
+        Precision of the arithmetic inside the network (:mod:`client.device`; TF32 is a setting of the process).
+        Weights, gradients, the optimiser and the loss function stay float32.
 
     Attributes
     ----------
@@ -76,6 +77,8 @@ class ModuleNet(Parts):
         Buffers of a base outside the model (``train.only``), as every visit starts with them.
     flat, gradient : Tensor, shape (p,)
         All parameters and all gradients.
+    scores : callable
+        Class scores of inputs under the live model, in training mode.
 
     Raises
     ------
@@ -92,7 +95,7 @@ class ModuleNet(Parts):
         written = {id(buffer) for buffer in base_tensors(self.module, BUFFERS)}
         self.base_buffers = {n: b.clone() for n, b in self.module.named_buffers() if id(b) in written}
         self.device = device
-        self._narrow, self._recurrent = precision == "bfloat16", is_recurrent(self.module)
+        self._narrow = precision == "bfloat16"
         self._channels_last = channels_last(module, device, precision)
         self._again = tied(self.module)
         self._rows: dict[tuple[torch.dtype, int], Tensor] = {}
@@ -106,7 +109,10 @@ class ModuleNet(Parts):
         still = {n: p for n, p in self.module.named_parameters() if not p.requires_grad}
         self.frozen = frozenset(still)
         self.buffers: Tensors = {n: b for n, b in self.module.named_buffers() if n in set(self.names)} | still
-        total = sum(p.numel() for p in self.params.values())
+        self._pieces, total = [], 0
+        for p in self.params.values():
+            self._pieces.append((p.shape, torch.empty(p.shape, device="meta").stride(), total))
+            total += p.numel()
         like = next(iter(self.params.values()))
         self.flat = torch.empty(total, dtype=like.dtype, device=device)
         self.gradient = torch.zeros_like(self.flat)
@@ -116,6 +122,14 @@ class ModuleNet(Parts):
                 piece.copy_(parameter)
             parameter.data = piece
             parameter.grad = slope
+        self._live: Arrays = {}
+        if device.type == "cpu":
+            self._live = {name: piece.numpy() for name, piece in zip(self.params, self.split(self.flat))}
+        self._places = [
+            (n, p, p.data_ptr(), s.data_ptr()) for (n, p), s in zip(self.params.items(), self.split(self.gradient))
+        ]
+        live = partial(self.logits, self.params, self.buffers)
+        self.scores: Callable[[Tensor], Tensor] = live if self._narrow else self.module
 
     @property
     def kept(self) -> list[Tensor]:
@@ -140,16 +154,16 @@ class ModuleNet(Parts):
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return views of `flat` (p,) in the shapes of the parameters."""
-        pieces = torch.split(flat, [parameter.numel() for parameter in self.params.values()])
-        return [piece.view(parameter.shape) for piece, parameter in zip(pieces, self.params.values())]
+        return [flat.as_strided(shape, stride, start) for shape, stride, start in self._pieces]
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copy `arrays` (every name of the state_dict) into the live model."""
         self.check_views()
         with torch.no_grad():
             if self.device.type == "cpu":
-                for name, target in {**self.params, **self.buffers}.items():
-                    target.detach().numpy()[...] = arrays[name]  # torch cannot read a read-only view, numpy can
+                buffers = {name: buffer.detach().numpy() for name, buffer in self.buffers.items()}
+                for name, target in {**self._live, **buffers}.items():
+                    target[...] = arrays[name]  # torch cannot read a read-only view, numpy can
             else:
                 self._upload(arrays)
             for name, value in self.base_buffers.items():
@@ -181,13 +195,12 @@ class ModuleNet(Parts):
 
     def check_views(self) -> None:
         """Raise a RuntimeError if a parameter or gradient is no view of its row: the optimiser would not reach it."""
-        row, slopes = self.flat.untyped_storage().data_ptr(), self.gradient.untyped_storage().data_ptr()
-        for name, parameter in self.params.items():
-            if parameter.untyped_storage().data_ptr() != row:
+        for name, parameter, place, slope in self._places:
+            if parameter.data_ptr() != place:
                 raise RuntimeError(
                     f"{name} lies outside the flat row. A layer of this model moves its weights in memory."
                 )
-            if parameter.grad is None or parameter.grad.untyped_storage().data_ptr() != slopes:
+            if parameter.grad is None or parameter.grad.data_ptr() != slope:
                 raise RuntimeError(
                     f"The gradient of {name} lies outside the flat row, so the optimiser does not see it. "
                     "Do not call zero_grad() or set .grad in a loss or a model."
@@ -207,9 +220,11 @@ class ModuleNet(Parts):
         """
         if params is self.params:
             self.check_views()
-        values = {**params, **buffers}
         if self.device.type == "cpu":
-            return {name: values[name].detach().numpy() for name in self.names}
+            own = self._live if params is self.params else {n: p.detach().numpy() for n, p in params.items()}
+            own = {**own, **{name: buffer.detach().numpy() for name, buffer in buffers.items()}}
+            return {name: own[name] for name in self.names}
+        values = {**params, **buffers}
         found: Arrays = {}
         for same in _by_type({name: values[name].detach() for name in self.names}).values():
             row, start = torch.cat([tensor.reshape(-1) for tensor in same.values()]).cpu().numpy(), 0
@@ -231,7 +246,7 @@ class ModuleNet(Parts):
         """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
         if not self._narrow:
             return self._run(part, params, buffers, inputs, train)
-        with bfloat16(self.device, recurrent=self._recurrent):
+        with bfloat16(self.device, self.module):
             return self._run(part, params, buffers, inputs, train).float()
 
     def _run(self, part: str, params: Tensors, buffers: Tensors, inputs: tuple[Tensor, ...], train: bool) -> Tensor:
@@ -249,17 +264,11 @@ class ModuleNet(Parts):
 def channels_last(module: nn.Module, device: torch.device, precision: str) -> bool:
     """Return whether images for `module` lie with channels last: where that is safe, and not slower.
 
-    cuDNN's convolutions in float32 are faster with channels first (docs/performance.md, GPU).
+    cuDNN's convolutions in float32 are faster with channels first (docs/performance.md, GPU). With AVX2 alone,
+    torch 2.15 writes beyond its memory in the way back of a strided 1x1 convolution with fewer than eight channels.
     """
-    return not (device.type == "cuda" and precision == "float32") and _bears_channels_last(module)
-
-
-def _bears_channels_last(module: nn.Module) -> bool:
-    """Return whether `module` has convolutions, and none with which torch writes beyond its memory.
-
-    On a CPU with AVX2 alone, torch 2.15 does so in the way back of a 1x1 convolution with a stride and fewer than eight
-    channels, in channels last alone: a narrow slice of a ResNet died of it, or trained on.
-    """
+    if device.type == "cuda" and precision == "float32":
+        return False
     layers = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
     return bool(layers) and not any(
         set(layer.kernel_size) == {1} and set(layer.stride) != {1} and layer.in_channels // layer.groups < 8
@@ -282,9 +291,5 @@ def _keep_in_place(module: nn.Module) -> None:
     """
     for part in module.modules():
         if isinstance(part, nn.RNNBase):
-            part.flatten_parameters = _stay  # type: ignore[method-assign]
+            part.flatten_parameters = lambda: None  # type: ignore[method-assign]
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
-
-
-def _stay() -> None:
-    """Take the place of ``flatten_parameters``."""

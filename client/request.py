@@ -1,4 +1,4 @@
-"""One train message: :func:`receive` loads the model and prepares the training, :func:`reply` makes the reply.
+"""Answers one message of a run: loads the model that it brings, trains or scores it, and makes the reply.
 
 The reply applies privacy, attack and compression to the trained model, and stores the client's state.
 """
@@ -6,37 +6,100 @@ The reply applies privacy, attack and compression to the trained model, and stor
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from logging import WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.logger import log
 from torch import Tensor
 
 from fedcross.client.attack import poison
+from fedcross.client.batched.stack import Work
+from fedcross.client.batched.trainer import train_batched
+from fedcross.client.cache import RunCache, run_cache
+from fedcross.client.device import evaluation_batch
+from fedcross.client.flat_model import ModuleNet
 from fedcross.client.privacy import noise_source, protect
 from fedcross.client.state import StateStore
+from fedcross.client.trainer import train
 from fedcross.conf.schema import Train
-from fedcross.core.errors import ProtocolError
+from fedcross.core.errors import DataError, ProtocolError
 from fedcross.core.randomness import key, stream
+from fedcross.strategies.filters.compression import ClientHalf, apart, marked
 from fedcross.strategies.objective import Prepared, Tensors, Trained, Visit
-from fedcross.strategies.wire.compression import apart, marked
+from fedcross.strategies.parts.widths import asked as asked_width
 from fedcross.strategies.wire.protocol import EXTRA, SCALES, answer
 from fedcross.strategies.wire.records import Arrays, views
-from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models.dropout import seed_dropout
-from fedcross.tasks.scoring import accuracy
+from fedcross.tasks.models.width import FULL
+from fedcross.tasks.scoring import accuracy, score
 
-if TYPE_CHECKING:
-    from fedcross.client.cache import RunCache
-    from fedcross.client.flat_model import ModuleNet
-    from fedcross.strategies.wire.compression import ClientHalf
 
-#: Most bytes of examples that a process keeps in memory between visits, and their share of a GPU's memory.
-KEPT_BYTES = 2**26
-KEPT_SHARE = 0.03
+def do(task: str, overrides: str, content: RecordDict) -> RecordDict:
+    """Return the content of the reply to a message: `task` is ``train`` or ``evaluate``."""
+    cache = run_cache(overrides, str(cast(ConfigRecord, content["config"]).get("run", "")))
+    with cache.errors():
+        return {"train": train_one, "evaluate": evaluate}[task](cache, content)
+
+
+def train_one(cache: RunCache, content: RecordDict) -> RecordDict:
+    """Train as a train message with this content asks, and return the content of the reply."""
+    with cache.one_thread(), cache.repeats():
+        one = receive(cache, content)
+        step, augment = cache.compiled(one.net, stacked=False), cache.data.task.augment
+        trained = train(one.net, cache.objective, one.visit, one.prepared, one.settings, augment, compiled=step)
+        return reply(cache, one, trained)
+
+
+def train_together(
+    cache: RunCache, contents: Sequence[RecordDict], *, memory: int | None = None, graph: bool = True
+) -> list[RecordDict]:
+    """Train as several train messages ask, in one computation, and return the replies' contents in order.
+
+    `graph` allows a compiled step. An objective that cannot be batched is trained one client after another.
+    """
+    if not cache.objective.batchable:
+        if not cache.warned:
+            cache.warned = True
+            kind = type(cache.objective).__name__
+            log(WARNING, "fedcross: %s cannot be batched, so clients are trained one after another.", kind)
+        return [train_one(cache, content) for content in contents]
+    with cache.one_thread(), cache.repeats():
+        requests = [receive(cache, content) for content in contents]
+        if any(one.settings != requests[0].settings for one in requests):
+            raise ProtocolError("Clients of one exchange have different numbers of epochs. Use engine=local.")
+        settings, augment = requests[0].settings, cache.data.task.augment
+        stacks: dict[ModuleNet, list[int]] = {}
+        for i, one in enumerate(requests):  # models of one width make a stack
+            stacks.setdefault(one.net, []).append(i)
+        results: dict[int, Trained] = {}
+        for net, places in stacks.items():
+            works = [Work(requests[i].visit, requests[i].prepared, requests[i].scratch) for i in places]
+            step = cache.compiled(net, stacked=True) if graph else None
+            trained = train_batched(net, cache.objective, works, settings, augment, memory=memory, compiled=step)
+            results |= zip(places, trained)
+        return [reply(cache, one, results[i]) for i, one in enumerate(requests)]
+
+
+def evaluate(cache: RunCache, content: RecordDict) -> RecordDict:
+    """Return the accuracy and loss of the received model on the client's own test part."""
+    asked = cast(ConfigRecord, content["config"])
+    client, size = int(asked["client"]), asked_width(asked)  # type: ignore[arg-type]
+    own = cache.data.client_test(client, cache.device)
+    if own is None:
+        raise DataError(f"client {client} has no test examples of its own: this partition gives clients none.")
+    if size not in cache.scored:
+        fitting = cache.config.new_method().network(cache.network(size), deployed=True)
+        cache.scored[size] = fitting.to(cache.device).eval()
+    arrays = views(cast(ArrayRecord, content["arrays"]))
+    with cache.one_thread():
+        batch = evaluation_batch(cache.device, own[0][0].numel())
+        found = score(cache.scored[size], arrays, *own, cache.data.task.classes, batch)
+    metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
+    return RecordDict({"metrics": metrics})
 
 
 @dataclass(frozen=True)
@@ -78,11 +141,12 @@ class Request:
     store: StateStore | None
 
 
-def receive(cache: RunCache, content: RecordDict, net: ModuleNet, wire: ClientHalf) -> Request:
-    """Load the model of a train message with this `content` into `net`, of the size it asks for; prepare the visit."""
+def receive(cache: RunCache, content: RecordDict) -> Request:
+    """Load the model of a train message into the network of the width that it asks for; prepare the visit."""
     config, objective = cache.config, cache.objective
-    asked: dict[str, Any] = dict(cast(ConfigRecord, content["config"]))
+    asked: dict[str, Any] = dict(cast(ConfigRecord, content["config"]).items())
     client, number, exchange = int(asked["client"]), int(asked["round"]), int(asked["exchange"])
+    net, wire = cache.at(asked_width(asked) if "width" in asked else FULL)
     _check_base(cache, str(asked.get("base", "")))
     received, extras = _arrays(wire, content)
     store, kept, residual = None, Arrays(), Arrays()
@@ -92,9 +156,9 @@ def receive(cache: RunCache, content: RecordDict, net: ModuleNet, wire: ClientHa
     net.load(objective.start(received, kept))
     settings = _asked_training(config.train, asked)
     if objective.pooled:
-        inputs, y = pooled_examples(cache, client, number, float(asked["pooled-share"]))
+        inputs, y = cache.pooled_examples(client, number, float(asked["pooled-share"]))
     else:
-        inputs, y = examples(cache, client, number)
+        inputs, y = cache.examples(client, number)
     visit = Visit(
         net=net,
         params=dict(zip(net.params, net.split(net.flat.clone()))),
@@ -133,10 +197,7 @@ def _check_base(cache: RunCache, expected: str) -> None:
 
 
 def _asked_training(settings: Train, asked: Mapping[str, Any]) -> Train:
-    """Return the settings of training with the epochs and the learning rate that the method asks for, if it does.
-
-    A method may ask for others in some of its exchanges.
-    """
+    """Return `settings` with the epochs and the learning rate that the method asks for in this exchange, if any."""
     kinds = {"epochs": int, "lr": float}
     found = {name: kind(asked[name]) for name, kind in kinds.items() if name in asked}
     return settings.model_copy(update=found) if found else settings
@@ -144,7 +205,7 @@ def _asked_training(settings: Train, asked: Mapping[str, Any]) -> Train:
 
 def _arrays(wire: ClientHalf, content: RecordDict) -> tuple[Arrays, dict[str, Arrays]]:
     """Return the model and the groups of further arrays in a message."""
-    records = content.array_records
+    records = {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
     model = views(records["arrays"])
     if wire.settings.down != "float32":
         model = wire.received(model, views(records[SCALES]) if SCALES in records else {})
@@ -154,47 +215,6 @@ def _arrays(wire: ClientHalf, content: RecordDict) -> tuple[Arrays, dict[str, Ar
         if name.startswith(EXTRA)
     }
     return model, extras
-
-
-def pooled_examples(cache: RunCache, client: int, number: int, share: float) -> tuple[Inputs, Tensor]:
-    """Return inputs and labels of a `share` of all clients' data, drawn for round `number` (reference methods only)."""
-    draw = stream(cache.config.seed, "pooled", number, client)
-    inputs, y = cache.data.union(share, draw, cache.device, cache.config.train.examples)
-    return inputs.like(cache.arrange(inputs.held)), y
-
-
-def examples(cache: RunCache, client: int, number: int) -> tuple[Inputs, Tensor]:
-    """Return the training data of `client` in round `number`: all its examples, or ``train.examples`` of them."""
-    inputs, y = _own(cache, client)
-    most = cache.config.train.examples
-    if most is None or most >= len(y):
-        return inputs, y
-    drawn = stream(cache.config.seed, "examples", number, client).choice(len(y), most, replace=False)
-    chosen = torch.from_numpy(drawn).to(y.device)
-    return inputs.like(cache.arrange(inputs.held[chosen])), y[chosen]
-
-
-def _own(cache: RunCache, client: int) -> tuple[Inputs, Tensor]:
-    """Return all training examples of `client`, inputs in the network's memory layout.
-
-    They stay in memory for later visits while ``KEPT_BYTES`` allow it.
-    """
-    if client in cache.prepared:
-        return cache.prepared[client]
-    inputs, y = cache.data.inputs(client, cache.device)
-    own = inputs.like(cache.arrange(inputs.held)), y
-    kept = sum(part.nbytes for pair in (*cache.prepared.values(), own) for part in pair)
-    if kept <= kept_bytes(cache.device):
-        cache.prepared[client] = own
-    return own
-
-
-def kept_bytes(device: torch.device) -> float:
-    """Return how many bytes of examples stay on `device` between visits."""
-    if device.type != "cuda":
-        return KEPT_BYTES
-    _, total = torch.cuda.mem_get_info(device)
-    return max(KEPT_BYTES, total * KEPT_SHARE)
 
 
 def learning_rate(settings: Train, number: int) -> float:
@@ -229,7 +249,9 @@ def reply(cache: RunCache, request: Request, trained: Trained) -> RecordDict:
         arrays = protect(config.privacy, request.received, arrays, source, request.net.frozen)
         examples, metrics = 1, {}
     if visit.client in cache.malicious:
-        arrays = _poisoned(cache, visit, arrays)
+        start = {name: tensor.detach().cpu().numpy() for name, tensor in visit.params.items()}
+        noise = stream(config.seed, "noise", visit.round, visit.client, visit.exchange)
+        arrays = poison(config.attack, start, arrays, noise)
     kept, scales = outcome.state, None
     if config.compression.up != "float32":
         arrays, scales, residual = request.wire.upload(arrays, request.received, request.residual)
@@ -239,18 +261,12 @@ def reply(cache: RunCache, request: Request, trained: Trained) -> RecordDict:
     return answer(request.content, arrays, outcome.extras, examples, metrics, scales)
 
 
-def _poisoned(cache: RunCache, visit: Visit, trained: Arrays) -> Arrays:
-    """Return what a malicious client uploads instead of `trained`."""
-    received = {name: tensor.detach().cpu().numpy() for name, tensor in visit.params.items()}
-    generator = stream(cache.config.seed, "noise", visit.round, visit.client, visit.exchange)
-    return poison(cache.config.attack, received, trained, generator)
-
-
 def _local_accuracy(cache: RunCache, request: Request, trained: Trained) -> dict[str, float]:
     """Return the trained model's accuracy on the client's own test part; empty if not due, or without a test part."""
     config, visit = cache.config, request.visit
-    due = visit.round % config.evaluate_every == 0 or visit.round == visit.rounds
-    own = cache.data.client_test(visit.client, cache.device) if config.evaluate_local and due else None
+    if not config.evaluate_local or (visit.round % config.evaluate_every and visit.round != visit.rounds):
+        return {}
+    own = cache.data.client_test(visit.client, cache.device)
     if own is None:
         return {}
 

@@ -7,7 +7,6 @@ run does not change the result.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import zlib
 from logging import WARNING
@@ -18,13 +17,10 @@ import numpy as np
 from flwr.common.logger import log
 
 from fedcross.core.errors import ProtocolError, StorageError, remedy
-from fedcross.core.private_files import own_folder
-from fedcross.core.replacing import PART, replacing, sync_folder
+from fedcross.core.files import own_folder, replacing, sync_folder
 from fedcross.strategies.wire.records import Arrays
 
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-#: A file that is not finished and was last written so many seconds ago is nobody's any more.
-LEFT_S = 3600.0
 
 
 class StateStore:
@@ -78,25 +74,13 @@ class StateStore:
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                         np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
             sync_folder(self.folder)
-            self._clean(visit, keep)
+            for old in self.folder.glob("*.npz"):
+                if old.stem.isdecimal() and int(old.stem) < keep:
+                    old.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(
                 f"{self.folder}: the client's state cannot be written ({error}). To go on: {remedy(error)}."
             ) from error
-
-    def _clean(self, visit: int, keep: int) -> None:
-        """Delete the states of all visits before `keep`, and what a process left that was killed while it wrote one.
-
-        A file that another process may still be writing stays: one not much older than the state of `visit`.
-        """
-        for old in self.folder.glob("*.npz"):
-            if old.stem.isdecimal() and int(old.stem) < keep:
-                old.unlink(missing_ok=True)
-        written = self._path(visit).stat().st_mtime
-        for part in self.folder.glob(f"*{PART}"):
-            with contextlib.suppress(FileNotFoundError):  # its process has just given it its name
-                if part.stat().st_mtime < written - LEFT_S:
-                    part.unlink()
 
     def _path(self, visit: int) -> Path:
         return self.folder / f"{visit}.npz"

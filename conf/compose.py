@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import importlib
@@ -16,13 +15,13 @@ from omegaconf import OmegaConf
 
 from fedcross.conf.shorthand import translated
 from fedcross.core.errors import ConfigError, nearest
-from fedcross.core.overrides import join as join
-from fedcross.core.overrides import quote
-from fedcross.core.overrides import split as split
-from fedcross.core.paths import page, room
-from fedcross.core.plugins import PLUGIN_VARIABLE, extra_folders, named_folders
+from fedcross.core.paths import PLUGIN_VARIABLE, extra_folders, named_folders, page, room
+from fedcross.core.settings import join as join
+from fedcross.core.settings import quote
+from fedcross.core.settings import split as split
 
 if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
 CONF = Path(__file__).resolve().parent
@@ -99,10 +98,7 @@ def environment() -> tuple[str, str]:
 def composed(overrides: Sequence[str]) -> DictConfig:
     """Return Hydra's composition of `overrides`, unresolved, with its node ``hydra``; every call gets a copy.
 
-    Raises
-    ------
-    ConfigError
-        For a wrong override, with the nearest valid names.
+    A wrong override is a ConfigError with the nearest valid names.
     """
     chosen, folders = _split_folders(translated(overrides))
     config = copy.deepcopy(_composed(chosen, environment()))
@@ -135,13 +131,7 @@ def _composed(overrides: tuple[str, ...], variables: tuple[str, str]) -> DictCon
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the resolved configuration for `overrides`, without Hydra's own settings.
-
-    Raises
-    ------
-    ConfigError
-        For a wrong override, with the nearest valid names.
-    """
+    """Return the resolved configuration for `overrides`, without Hydra's own settings; errors as of `composed`."""
     config = composed([override for override in overrides if not is_hydras(override)])
     names = [str(name) for name in config if name != "hydra"]
     return dict(zip(names, resolved(config, *names)))
@@ -163,28 +153,33 @@ def is_hydras(override: str) -> bool:
     return override.lstrip("+~").startswith(("hydra.", "hydra/", "hydra="))
 
 
-def _split_folders(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return `overrides` without those that set :data:`FOLDERS`, and the values of these."""
+def _value(override: str) -> Override | None:
+    """Return what Hydra reads in `override`; None if it cannot read it."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    try:
+        found: Override = OverridesParser.create().parse_overrides([override])[0]
+    except HydraException:
+        return None
+    return found
+
+
+def _split_folders(overrides: Sequence[str]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return `overrides` without those that set :data:`FOLDERS`, and the values of these."""
     chosen, folders = [], {}
     for override in overrides:
         name = override.partition("=")[0]
-        if name in FOLDERS:
-            with contextlib.suppress(HydraException):  # Hydra reports the fault
-                (parsed,) = OverridesParser.create().parse_overrides([override])
-                if not parsed.is_sweep_override():
-                    folders[name] = parsed.value()
-                    continue
-        chosen.append(override)
+        read = _value(override) if name in FOLDERS else None  # Hydra reports what cannot be read
+        if read is not None and not read.is_sweep_override():
+            folders[name] = read.value()
+        else:
+            chosen.append(override)
     return tuple(chosen), folders
 
 
 #: Hydra's words about an override of a setting that does not exist.
 UNKNOWN = r"Could not override '([^']+)'"
-#: Words of Hydra's parser about an override that it cannot read.
-UNREADABLE = ("mismatched input", "no viable alternative", "LexerNoViableAlt", "extraneous input", "missing EQUAL")
 
 
 def explain(message: str, overrides: Sequence[str] = ()) -> str:
@@ -192,38 +187,19 @@ def explain(message: str, overrides: Sequence[str] = ()) -> str:
     if found := re.search(r"Could not find '([\w-]+)/([^']+)'", message):
         group, name = found.groups()
         folders = [root / group for root in (CONF, *(f / "conf" for f in plugin_folders()))]
-        files = ((path, folder) for folder in folders for path in folder.rglob("*.yaml"))
-        known = sorted(
-            path.relative_to(folder).with_suffix("").as_posix()
-            for path, folder in files
-            if not path.name.startswith("_")
-        )
+        files = [path.relative_to(folder) for folder in folders for path in folder.rglob("[!_]*.yaml")]
+        known = sorted(path.with_suffix("").as_posix() for path in files)
         return f"{group}={name}: there is no such {group}. {nearest(name, known)}"
     if (found := re.search(UNKNOWN, message)) and "In '" not in message:
         return _unknown(found.group(1), overrides)
-    if found := re.search(r"Key '([^']+)' is not in struct|In '([^']+)'", message):
-        return f"{found.group(1) or found.group(2)}: {' '.join(message.split())[:300]}. See fedcross --help."
     if found := re.search(r"Ambiguous value for argument '([^']+)'", message):
         return f"{found.group(1)}: several values are a sweep. Add -m, or use fedcross.sweep in Python."
-    if any(words in message for words in UNREADABLE):
-        return _unreadable(message, overrides)
-    return " ".join(message.split())[:400] + ". See fedcross --help."
-
-
-def _unreadable(message: str, overrides: Sequence[str]) -> str:
-    """Return which of `overrides` Hydra cannot read, and how to quote it."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     for override in overrides:
-        try:
-            OverridesParser.create().parse_overrides([override])
-        except HydraException:
+        if _value(override) is None:
             name, equals, value = override.partition("=")
             how = f' Quote the value: "{name}={quote(value)}".' if equals else " Write NAME=VALUE."
             return f"{override}: Hydra cannot read this setting.{how}"
-    said = " ".join(message.partition("See https")[0].split())[:160]
-    return f"A setting cannot be read. Write NAME=VALUE, and quote special characters. Hydra says: {said}."
+    return " ".join(message.partition("See https")[0].split())[:400] + ". See fedcross --help."
 
 
 def _unknown(name: str, overrides: Sequence[str]) -> str:
@@ -243,14 +219,12 @@ def _unknown(name: str, overrides: Sequence[str]) -> str:
 
 def _known_settings() -> list[str]:
     """Return the dotted names of all settings and groups of the default configuration."""
-    names = [path.name for path in CONF.iterdir() if path.is_dir() and not path.name.startswith("_")]
 
-    def walk(node: dict[str, Any], prefix: str) -> None:
-        for name, value in node.items():
-            names.append(prefix + str(name))
-            if isinstance(value, dict):
-                walk(value, f"{prefix}{name}.")
+    def walk(node: Mapping[str, Any], prefix: str) -> list[str]:
+        below = [
+            name for key, value in node.items() if isinstance(value, dict) for name in walk(value, f"{prefix}{key}.")
+        ]
+        return [f"{prefix}{name}" for name in node] + below
 
-    with contextlib.suppress(ConfigError):
-        walk(compose(()), "")
-    return names
+    groups = [path.name for path in CONF.iterdir() if path.is_dir() and not path.name.startswith("_")]
+    return groups + walk(compose(()), "")

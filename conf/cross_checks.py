@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.site import device_name
+from fedcross.core.settings import device_name
 from fedcross.strategies.filters.defence import JUDGED
 from fedcross.strategies.round.settings import FederationSettings
 
@@ -24,33 +24,25 @@ def cross_faults(config: RunConfig) -> list[str]:
     faults = _count_faults(config) + _clock_faults(config) + _folder_faults(config)
     name = config.names["method"]
     if config.evaluate_clients and _kind(config).personal:
-        faults.append(
-            f"evaluate_clients=true: method={name} has no global model that clients could score. Turn it off, or set "
-            "evaluate_local=true."
-        )
+        lacks = f"method={name} has no global model that clients could score"
+        faults.append(f"evaluate_clients=true: {lacks}. Turn it off, or set evaluate_local=true.")
     if config.train.base is not None and not config.train.only:
         faults.append(f"train.base={config.train.base!r}: without train.only there is no base. Set both or none.")
     if config.stop.metric is not None and config.stop.patience is None and config.stop.target is None:
         faults.append(f"stop.metric={config.stop.metric}: set stop.patience or stop.target too.")
     if config.privacy.enabled:
         faults += _privacy_faults(config)
-    faults += _objective_faults(config)
+    try:
+        config.new_objective()
+    except ConfigError as error:  # the method's server cannot serve it
+        faults += error.faults
     faults += _asked(config.method, "faults", config.clients_per_round)
     faults += _asked(config.method, "upload_faults", config.compression.up)
     return faults + _asked(config.engine, "faults", device_name(config.device))
 
 
-def _objective_faults(config: RunConfig) -> list[str]:
-    """Return why the method's server cannot serve the objective."""
-    try:
-        config.new_objective()
-    except ConfigError as error:
-        return list(error.faults)
-    return []
-
-
 def _kind(config: RunConfig) -> Any:
-    from fedcross.strategies.round.registry import method_class
+    from fedcross.strategies.registry import method_class
 
     return method_class(config.modules["method"])
 
@@ -76,17 +68,14 @@ def _count_faults(config: RunConfig) -> list[str]:
             for name, count in counts.items()
             if count > clients
         ]
-    if rules.min_replies > per_round:
-        faults.append(
-            f"federation.min_replies={rules.min_replies}: more than clients_per_round={per_round}, so no round would "
-            "change the model. Lower it."
-        )
-    needed = max(rules.min_replies, min(JUDGED, per_round) if config.defence.enabled else 0)
-    if rules.enough_replies is not None and rules.enough_replies < needed:
-        faults.append(
-            f"federation.enough_replies={rules.enough_replies}: min_replies or the defence needs {needed} replies, so "
-            "no round would change the model. Raise it."
-        )
+    least, enough = rules.min_replies, rules.enough_replies
+    if least > per_round:
+        more = f"more than clients_per_round={per_round}"
+        faults.append(f"federation.min_replies={least}: {more}, so no round would change the model. Lower it.")
+    needed = max(least, min(JUDGED, per_round) if config.defence.enabled else 0)
+    if enough is not None and enough < needed:
+        why = f"min_replies or the defence needs {needed} replies"
+        faults.append(f"federation.enough_replies={enough}: {why}, so no round would change the model. Raise it.")
     return faults
 
 
@@ -95,9 +84,8 @@ def _folder_faults(config: RunConfig) -> list[str]:
     if config.resume is not None and not Path(config.resume).is_dir():
         return [f"resume={config.resume}: no such run folder. Name the folder of a run."]
     if config.resume and config.output and Path(config.resume).resolve() != Path(config.output).resolve():
-        return [
-            f"output={config.output}: a resumed run stays in its folder, resume={config.resume}. Leave out output=."
-        ]
+        stays = f"a resumed run stays in its folder, resume={config.resume}"
+        return [f"output={config.output}: {stays}. Leave out output=."]
     return []
 
 
@@ -129,17 +117,19 @@ def _clock_faults(config: RunConfig) -> list[str]:
 
 def _privacy_faults(config: RunConfig) -> list[str]:
     """Return faults of settings with which a client would send values that are not protected."""
+    # Simulated clients are tested on rows of the central test set, which the server has: they reveal nothing.
+    on_devices = config.names["engine"] not in SIMULATING
+    sent = {"evaluate_local": config.evaluate_local, "evaluate_clients": config.evaluate_clients and on_devices}
     faults = [
-        f"{name}=true: a client's accuracy is sent without noise. Turn it or privacy.enabled off."
-        for name in ("evaluate_local", "evaluate_clients")
-        if getattr(config, name)
+        f"{name}=true: an accuracy on a client's own data would be sent without noise, and epsilon does not cover it. "
+        "Turn it or privacy.enabled off."
+        for name, wanted in sent.items()
+        if wanted
     ]
     if config.new_objective().sends:
+        more = f"method={config.names['method']} sends more than its model, which is not protected"
         other = " or method.masked=false" if hasattr(config.method, "masked") else ""
-        faults.append(
-            f"privacy.enabled=true: method={config.names['method']} sends more than its model, which is not protected. "
-            f"Choose fedavg, fedprox or fedcross{other}."
-        )
+        faults.append(f"privacy.enabled=true: {more}. Choose fedavg, fedprox or fedcross{other}.")
     return faults + _asked(config.method, "privacy_faults", config.clients_per_round)
 
 
@@ -152,11 +142,11 @@ def remarks(config: RunConfig) -> list[str]:
     found += _device_remarks(config)
     defends = config.defence.enabled and _kind(config).comparable
     if defends and config.clients_per_round < JUDGED:
-        found.append(
-            f"defence.enabled=true, clients_per_round={config.clients_per_round}: the defence cannot compare so few "
-            "replies. Choose 3 or more."
-        )
-    if defends and (alpha := _weakest_alpha(config)) < ALPHA:
+        few = f"clients_per_round={config.clients_per_round}: the defence cannot compare so few replies"
+        found.append(f"defence.enabled=true, {few}. Choose 3 or more.")
+    method: Any = config.method
+    lowest = getattr(method, "selection", None) == "lowest_similarity" and hasattr(method, "alpha")
+    if defends and lowest and (alpha := min(map(float, method.alpha.values()))) < ALPHA:
         found.append(
             f"defence.enabled=true, method.selection=lowest_similarity, method.alpha={alpha:g}: every model mixes with "
             "the one that differs most, so one hostile device can ruin the pool. Choose "
@@ -170,22 +160,12 @@ def remarks(config: RunConfig) -> list[str]:
     return found
 
 
-def _weakest_alpha(config: RunConfig) -> float:
-    """Return the smallest alpha of a pool whose models all mix with the least similar one; 1 for all others."""
-    method: Any = config.method
-    if getattr(method, "selection", None) != "lowest_similarity" or not hasattr(method, "alpha"):
-        return 1.0
-    return min(map(float, method.alpha.values()))
-
-
 def _device_remarks(config: RunConfig) -> list[str]:
     """Return warnings about settings of clock and devices that have no effect."""
     found, devices, method = [], config.devices, f"method={config.names['method']}"
     if config.clock.deadline_s is not None and not _kind(config).asynchronous:
-        found.append(
-            f"clock.deadline_s={config.clock.deadline_s:g}: {method} waits for whole rounds, so it has no effect. "
-            "federation.deadline_s ends an exchange."
-        )
+        idle = f"{method} waits for whole rounds, so it has no effect"
+        found.append(f"clock.deadline_s={config.clock.deadline_s:g}: {idle}. federation.deadline_s ends an exchange.")
     timed = any(getattr(devices, name) for name in ("training", "seconds_per_example", "bytes_per_second"))
     if config.clock.name == "none" and devices.name != "uniform" and devices.widths is None and timed:
         found.append(f"devices={devices.name}: no effect without a clock. Choose clock=virtual, or leave it out.")
@@ -193,8 +173,6 @@ def _device_remarks(config: RunConfig) -> list[str]:
     if devices.widths is not None and not widths:
         found.append(f"devices={devices.name}: {method} sends full models to every device, whatever its width.")
     elif len(widths) > 1 and devices.widths is None and config.names["engine"] in SIMULATING:
-        found.append(
-            f"method.widths={list(widths)}: devices={devices.name} has no widths, so every device trains the full "
-            "model. Choose devices=three_sizes, or set devices.widths."
-        )
+        full = f"devices={devices.name} has no widths, so every device trains the full model"
+        found.append(f"method.widths={list(widths)}: {full}. Choose devices=three_sizes, or set devices.widths.")
     return found

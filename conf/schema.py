@@ -13,12 +13,11 @@ from pydantic import ConfigDict, Field, SerializeAsAny, field_validator
 from fedcross.conf.compose import compose, environment, split
 from fedcross.conf.cross_checks import cross_faults
 from fedcross.core.errors import ConfigError
-from fedcross.core.settings import Settings, find, parse
-from fedcross.core.site import NAMES
+from fedcross.core.settings import DEVICE_NAMES, Settings, find, parse
+from fedcross.strategies.filters.compression import Compression
 from fedcross.strategies.filters.defence import Defence
 from fedcross.strategies.round.clock import ClockSettings, Devices
-from fedcross.strategies.round.settings import FederationSettings
-from fedcross.strategies.wire.compression import Compression
+from fedcross.strategies.round.settings import AverageSettings, FederationSettings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,19 +39,15 @@ PACKAGES = {
 }
 
 #: Settings of the server only; a client's configuration does not contain them.
-SERVER_ONLY = frozenset(
-    {
-        *("output", "resume", "stop_at", "stop", "logger", "log", "serve", "checkpoint", "snapshots", "engine"),
-        *("defence", "clock", "devices"),
-    }
-)
+SERVER_ONLY = {"output", "resume", "stop_at", "stop", "logger", "log", "serve", "checkpoint", "snapshots", "engine"}
+SERVER_ONLY |= {"defence", "clock", "devices", "average", "average_decay", "average_from"}
 
 
 class Train(Settings):
     """The client's optimiser. `lr` is per step, `epochs` are passes, `batch` counts examples.
 
     `momentum` is SGD's, `betas` and `eps` are Adam's and AdamW's; weight decay is decoupled in AdamW alone.
-    `compile` compiles the step with torch (:mod:`client.compiled`).
+    `compile` compiles the step with torch (:mod:`client.trainer`).
     `clip` is the largest Euclidean norm of a step's gradient, including the method's correction. `examples` is the
     largest number of a client's examples per visit, drawn anew each round. `precision` is that of the network's
     arithmetic; weights and optimiser are float32. `only` are shell patterns for names of the model: nothing else is
@@ -86,7 +81,7 @@ class Train(Settings):
 
 
 class StopSettings(Settings):
-    """When a run ends before its last round (:mod:`server.early_stopping`).
+    """When a run ends before its last round (:mod:`server.metrics`).
 
     `metric` is a column of ``metrics.jsonl``; null: ``validation_accuracy`` if the task has a validation part, else
     ``test_accuracy``. The run ends after `patience` evaluations without a new best value, or once `target` is reached.
@@ -159,7 +154,7 @@ class Logger(Settings):
     name: str
 
 
-class RunConfig(Settings):
+class RunConfig(AverageSettings):
     """The whole configuration of a run."""
 
     seed: int = Field(ge=0)
@@ -170,7 +165,7 @@ class RunConfig(Settings):
     evaluate_every: int = Field(ge=1)
     evaluate_local: bool = False
     evaluate_clients: bool = False
-    device: str = Field(pattern=NAMES, examples=["auto", "cpu", "cuda", "cuda:0", "mps"])
+    device: str = Field(pattern=DEVICE_NAMES, examples=["auto", "cpu", "cuda", "cuda:0", "mps"])
     data_root: str
     output: str | None
     resume: str | None
@@ -209,48 +204,44 @@ class RunConfig(Settings):
     def network(self, task: Task, seed: int | None = None, width: Width | None = None) -> tuple[nn.Module, str]:
         """Return the network that clients train, on the CPU, and the digest of its base; "" if all of it is trained.
 
-        `seed` is for other initial weights than those of the run; `width` is the full one by default.
-
-        Raises
-        ------
-        ConfigError
-            If the model does not fit the task or the method, ``train.only`` matches nothing, or the model would send
-            statistics of its data in spite of ``privacy.enabled``.
-        DataError
-            If the file of the base is not the one that ``train.base_sha256`` names.
+        `seed` is for other initial weights than those of the run; `width` is the full one by default. A ConfigError
+        says that the model does not fit the task, the method, ``train.only`` or ``privacy.enabled``, a DataError that
+        the file of the base is not the one that ``train.base_sha256`` names.
         """
-        from fedcross.strategies.round.registry import build_network
+        from fedcross.strategies.registry import build_network
         from fedcross.tasks.models import create
+        from fedcross.tasks.models.part import check_file, narrow
         from fedcross.tasks.models.weights import has_statistics
 
         chosen = self.seed if seed is None else seed
         model: nn.Module = create(self.modules["model"], self.model, task, chosen, width)
-        base = _narrowed(model, self.train, self.data_root)
+        base = ""
+        if self.train.only:
+            file = None if self.train.base is None else Path(self.data_root) / self.train.base
+            if file is not None:
+                check_file(file, self.train.base_sha256)
+            base = narrow(model, self.train.only, file)
         network = build_network(self.new_method(), model, chosen)
         if self.privacy.enabled and has_statistics(network):
-            raise ConfigError(
-                f"privacy.enabled=true: model={self.names['model']} would send statistics of its data (batch norm). "
-                "Choose a model without batch norm."
-            )
+            sends = f"model={self.names['model']} would send statistics of its data (batch norm)"
+            raise ConfigError(f"privacy.enabled=true: {sends}. Choose a model without batch norm.")
         return network, base
 
     def new_method(self) -> Method:
         """Return the run's method."""
-        from fedcross.strategies.round.registry import method_class
+        from fedcross.strategies.registry import method_class
 
         return method_class(self.modules["method"])(self.method)
 
     def new_objective(self) -> Objective:
         """Return what clients minimise; a ConfigError if the method's server cannot serve it."""
-        from fedcross.strategies.round.registry import objective_of
+        from fedcross.strategies.registry import objective_of
 
         method = self.new_method()
         found = objective_of(method, self.modules["objective"], self.objective)
         if self.train.optimizer != "sgd" and (found.assumes_sgd or method.objective().assumes_sgd):
-            raise ConfigError(
-                f"train.optimizer={self.train.optimizer}: the formulas of method={self.names['method']} assume SGD. "
-                "Set train.optimizer=sgd."
-            )
+            why = f"the formulas of method={self.names['method']} assume SGD"
+            raise ConfigError(f"train.optimizer={self.train.optimizer}: {why}. Set train.optimizer=sgd.")
         return found
 
     def corners(self, task: Task) -> Corners:
@@ -260,26 +251,8 @@ class RunConfig(Settings):
         return corners(self.modules["model"], self.model, task)
 
 
-def _narrowed(model: nn.Module, train: Train, data_root: str) -> str:
-    """Leave only the part of `model` that is trained, in place, and return the digest of the rest."""
-    if not train.only:
-        return ""
-    from fedcross.tasks.models.part import check_file, narrow
-
-    file = None if train.base is None else Path(data_root) / train.base
-    if file is not None:
-        check_file(file, train.base_sha256)
-    return narrow(model, train.only, file)
-
-
 def load(overrides: Sequence[str]) -> RunConfig:
-    """Return the checked configuration for `overrides`.
-
-    Raises
-    ------
-    ConfigError
-        With every fault at once.
-    """
+    """Return the checked configuration for `overrides`; a ConfigError has every fault at once."""
     return _load(tuple(overrides), environment())
 
 
@@ -297,7 +270,7 @@ _checked: set[tuple[tuple[str, ...], tuple[str, str]]] = set()
 def load_text(text: str) -> RunConfig:
     """Return the checked configuration for the overrides in `text`, as Flower's run config carries them.
 
-    In the process that started the run nothing is composed or checked again.
+    In the process that started the run nothing is composed again.
     """
     return load(split(text))
 
@@ -356,13 +329,10 @@ def settings_class(group: str, name: str) -> type[Settings]:
     if group == "objective" and name == "own":
         return Settings
     if group in ("method", "objective"):
-        from fedcross.strategies.round.registry import method_class
+        from fedcross.strategies.registry import method_class
 
         return method_class(name).Params
     kind = getattr(find(PACKAGES[group], name, group), "Params", None)
     if not (isinstance(kind, type) and issubclass(kind, Settings)):
         raise ConfigError(f"{group}.name={name!r}: this module is not a {group}. Choose a file of conf/{group}.")
     return kind
-
-
-__all__ = ["Attack", "Privacy", "RunConfig", "Train", "check", "load", "load_for_client", "load_text"]

@@ -33,21 +33,14 @@ def full_names(overrides: Sequence[str]) -> list[str]:
 def translated(overrides: Sequence[str]) -> list[str]:
     """Return `overrides` with full names, and ``model=package.module:Class`` as ``model=own`` and its path.
 
-    The settings of such a network are its constructor's arguments, so ``model.X=...`` becomes ``++model.X=...``.
-
-    Raises
-    ------
-    ConfigError
-        If one override names several networks.
+    The settings of such a network are its constructor's arguments, so ``model.X=...`` becomes ``++model.X=...``. A
+    ConfigError says that one override names several networks.
     """
     overrides = full_names(overrides)
-    for override in overrides:
-        if override.startswith("model=") and ":" in override and "," in override:
-            raise ConfigError(
-                f"{override}: Hydra cannot sweep over import paths. Give each network a YAML file (docs/own-model.md), "
-                "or use fedcross.sweep in Python."
-            )
     chosen = [override for override in overrides if override.startswith("model=")]
+    if several := [override for override in chosen if ":" in override and "," in override]:
+        cure = "Give each network a YAML file (docs/own-model.md), or use fedcross.sweep in Python."
+        raise ConfigError(f"{several[0]}: Hydra cannot sweep over import paths. {cure}")
     if not chosen or not _BY_PATH.match(chosen[-1]):
         return overrides
     found: list[str] = []

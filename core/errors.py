@@ -14,11 +14,18 @@
 Each message says what was wrong, the value seen and what to do.
 """
 
+from __future__ import annotations
+
 import errno
+import importlib
 import os
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
+from types import ModuleType
+
+#: Names that a message lists at most.
+MOST_NAMES = 40
 
 
 class FedcrossError(Exception):
@@ -55,28 +62,6 @@ class StorageError(FedcrossError):
     exit_code = 2
 
 
-def remedy(error: OSError) -> str:
-    """Return what to do about a file that cannot be written, without a full stop: ``free disk space``, as a rule."""
-    if error.errno in {errno.EMFILE, errno.ENFILE}:
-        return "allow more open files (ulimit -n), or end what holds them"
-    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-        return "give this user the right to write there"
-    if error.errno == errno.EISDIR:
-        return "move the folder of that name away"
-    return "free disk space"
-
-
-def quoted(path: os.PathLike[str] | str) -> str:
-    """Return a path as a shell takes it, for the commands in messages."""
-    return shlex.quote(os.fspath(path))
-
-
-def closed_to_user(error: PermissionError) -> str:
-    """Return what to say of a file or folder, which `error` names, that this user may not use."""
-    who = f"user {os.getuid()} has no right to it"
-    return f"{error.filename}: {error.strerror}, {who}. Run as its owner, or change its mode."
-
-
 class ProtocolError(FedcrossError):
     """A message between server and client is not what the protocol says."""
 
@@ -105,6 +90,28 @@ class DeviceError(FedcrossError):
     """The GPU failed so that this process cannot use it any more; only a new process can."""
 
 
+def remedy(error: OSError) -> str:
+    """Return what to do about a file that cannot be written, without a full stop: ``free disk space``, as a rule."""
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return "allow more open files (ulimit -n), or end what holds them"
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return "give this user the right to write there"
+    if error.errno == errno.EISDIR:
+        return "move the folder of that name away"
+    return "free disk space"
+
+
+def quoted(path: os.PathLike[str] | str) -> str:
+    """Return a path as a shell takes it, for the commands in messages."""
+    return shlex.quote(os.fspath(path))
+
+
+def closed_to_user(error: PermissionError) -> str:
+    """Return what to say of a file or folder, which `error` names, that this user may not use."""
+    who = f"user {os.getuid()} has no right to it"
+    return f"{error.filename}: {error.strerror}, {who}. Run as its owner, or change its mode."
+
+
 def one_line(text: str) -> str:
     """Return `text` in one line; what a terminal would obey (escape sequences, a carriage return) as an escape."""
     joined = " ".join(part for part in text.split("\n") if part.strip())
@@ -116,10 +123,6 @@ def counted(number: object, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-#: Names that a message lists at most.
-MOST_NAMES = 40
-
-
 def nearest(name: str, known: Sequence[str]) -> str:
     """Return ``Did you mean 'x'?`` for the nearest known name, or the known names (of many, the first)."""
     close = get_close_matches(name, known, n=1, cutoff=0.5)
@@ -128,3 +131,19 @@ def nearest(name: str, known: Sequence[str]) -> str:
     ordered = sorted(known)
     more = f" and {len(ordered) - MOST_NAMES} more" if len(ordered) > MOST_NAMES else ""
     return f"There are: {', '.join(ordered[:MOST_NAMES])}{more}."
+
+
+def install(extra: str) -> str:
+    """Return the sentence that says how to install the optional dependencies `extra` (docs/index.md)."""
+    return f"Install it in the checkout with: pip install -e '.[{extra}]'"
+
+
+def needed(module: str, extra: str, what: str) -> ModuleType:
+    """Import `module` of the optional dependencies `extra`, which `what` needs; ConfigError if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        top = module.partition(".")[0]
+        if (error.name or "").partition(".")[0] != top:
+            raise
+        raise ConfigError(f"{what}: {top} is not installed. {install(extra)}.") from error

@@ -15,47 +15,27 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from fedcross.core.strict_json import dumps
+from fedcross.core.files import dumps
 
-#: Event -> when it happens, and the fields that it has besides ``time`` and ``event``.
-EVENTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "run_started": (
-        "before the first round of this process",
-        ("run", "folder", "method", "task", "engine", "seed", "rounds", "after_round", "clients_per_round"),
-    ),
-    "waiting_for_clients": ("too few clients are connected", ("round", "connected", "needed", "seconds")),
-    "round_started": ("clients of a round are drawn (methods that wait for rounds)", ("round", "clients", "connected")),
-    "request_sent": (
-        "a model goes to a client",
-        ("round, exchange or visit", "slot", "client", "node", "bytes_down"),
-    ),
-    "reply_accepted": (
-        "a reply has won its slot",
-        ("round, exchange or visit", "slot", "client", "node", "seconds", "bytes_up"),
-    ),
-    "reply_rejected": (
-        "a reply is refused",
-        ("round, exchange or visit", "slot", "client", "node", "reason", "detail"),
-    ),
-    "request_lost": (
-        "the SuperLink says that it has no reply to a request: its device is gone, say",
-        ("round, exchange or visit", "slot", "client", "node", "reason", "detail"),
-    ),
-    "slot_lost": (
-        "an exchange ends without an upload that counts for a slot",
-        ("round, exchange or visit", "slot", "client", "reason"),
-    ),
-    "round_finished": ("a round's line is in metrics.jsonl", ("the fields of that line",)),
-    "checkpoint_written": ("a checkpoint is on disk", ("round", "seconds")),
-    "run_finished": ("the last round is done", ("run", "rounds", "final_accuracy", "best_accuracy", "audit_sha256")),
-    "run_stopped": ("the round of stop_at is done", ("run", "rounds")),
-    "run_interrupted": ("Ctrl-C or SIGTERM ends the command", ("folder", "text")),
-    "run_failed": (
-        "an error ends the run; with engine=superlink or remote the ServerApp's comes before that of the command",
-        ("error", "text", "exit_code"),
-    ),
-    "message": ("fedcross says something that has no event of its own", ("level", "text")),
-    "flower": ("a line of Flower, Ray or another library", ("level", "text")),
+_REQUEST = "round exchange visit slot client node"
+#: Event -> the fields that it has besides ``time`` and ``event``; requests have one of round, exchange and visit.
+EVENTS = {
+    "run_started": "run folder method task engine seed rounds after_round clients_per_round",
+    "waiting_for_clients": "round connected needed seconds",
+    "round_started": "round clients connected",
+    "request_sent": f"{_REQUEST} bytes_down",
+    "reply_accepted": f"{_REQUEST} seconds bytes_up",
+    "reply_rejected": f"{_REQUEST} reason detail",
+    "request_lost": f"{_REQUEST} reason detail",  # the SuperLink has no reply: the device is gone, say
+    "slot_lost": f"{_REQUEST} reason",  # an exchange ends without an upload that counts
+    "round_finished": "",  # those of a line of metrics.jsonl
+    "checkpoint_written": "round seconds",
+    "run_finished": "run rounds final_accuracy best_accuracy audit_sha256",
+    "run_stopped": "run rounds",  # the round of stop_at is done
+    "run_interrupted": "folder text",
+    "run_failed": "error text exit_code",  # with engine=superlink or remote, the ServerApp's comes first
+    "message": "level text",  # fedcross says something that has no event of its own
+    "flower": "level text",  # a line of Flower, Ray or another library
 }
 _PREFIX = "fedcross: "
 _state = {"json": False}

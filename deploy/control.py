@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
 from fedcross.core.errors import ConfigError, FederationError
-from fedcross.core.registration import bound_partition, fingerprint, node_name
+from fedcross.core.settings import bound_partition, fingerprint, node_name
 from fedcross.engines import flower
 from fedcross.engines.remote import host_and_port, refusals, wait_for
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from cryptography import x509
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.keys import KeyPair, make_authority, make_node_key, make_server, read_certificate
-from fedcross.core.private_files import private_folder, write_private, write_public
-from fedcross.core.registration import node_name
+from fedcross.core.files import private_folder, write_private, write_public
+from fedcross.core.settings import node_name
+from fedcross.engines.certificates import KeyPair, make_authority, make_node_key, make_server, read_certificate
 
 #: Names of the server inside the compose and Kubernetes federations.
 INNER_NAMES = ("superlink", "gateway", "localhost", "127.0.0.1")

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.overrides import join, quote, split, unquote
+from fedcross.core.settings import join, quote, split, unquote
 from fedcross.deploy.control import Node, alive
 from fedcross.engines import remote
 from fedcross.engines.runs import Listed

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcross.core.errors import StorageError
-from fedcross.core.replacing import replacing
+from fedcross.core.files import replacing
 from fedcross.deploy.keys import check_name
 from fedcross.tasks import digits
 from fedcross.tasks.partition import dirichlet

@@ -10,25 +10,17 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import NoReturn
 
-from fedcross.core import ports
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.deploy.control import read_public_key
 from fedcross.deploy.keys import OPERATOR, SECRET, check_present, expires_soon
-from fedcross.engines import operator_token, protected_superlink, warm_device
-from fedcross.engines.flower import executable
+from fedcross.engines import operator_token, ports, protected_superlink, warm_device
+from fedcross.engines.flower import executable, switched
 from fedcross.engines.remote import host_and_port
 
-SWITCHES = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "PYTHONUNBUFFERED": "1",
-}
 #: Share of a container's memory that the ServerApp may take: it fails alone, and the SuperExec starts the next run.
 SERVERAPP_SHARE = 0.75
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -154,16 +146,10 @@ def limit_memory(limit: Path = CGROUP_LIMIT) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def environment(before: Mapping[str, str]) -> dict[str, str]:
-    """Return `before` with telemetry, update check and installation off, and this Python's folder first on PATH."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), before.get("PATH", os.defpath)])
-    return {**before, **SWITCHES, "PATH": path}
-
-
 def replace_process(command: list[str]) -> NoReturn:
     """Become `command`; its files are private to this user."""
     os.umask(0o077)
-    settings = environment(os.environ)
+    settings = switched(os.environ)
     found = shutil.which(command[0], path=settings["PATH"])
     if found is None:
         raise StorageError(f"{command[0]}: not found beside {sys.executable} nor on PATH. Install fedcross again.")

@@ -15,10 +15,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from fedcross.analysis.frames import RUNS, load_runs
-from fedcross.analysis.labels import LENGTH, WHERE, in_groups, runs_frame
 from fedcross.analysis.published import ACCURACY, verdicts
-from fedcross.analysis.runs import WIDTH, Run
+from fedcross.analysis.records import RUNS, load_runs
+from fedcross.analysis.runs import LENGTH, WHERE, WIDTH, Run, in_groups, runs_frame
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"^\{\{(\w+) ?(.*)\}\}$", re.MULTILINE)

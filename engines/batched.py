@@ -17,10 +17,10 @@ from fedcross.engines.grid import LocalGrid, serve
 from fedcross.engines.job import Capabilities, Job, Together
 
 CAPABILITIES = Capabilities()
+#: The warning for a round that cannot be computed together; once for each reason.
 APART = (
     "A round of %s clients is trained one client after another, as engine=local does: %s. So are later ones like it."
 )
-"""The warning for a round that cannot be computed together; once for each reason."""
 
 
 class Params(Settings):
@@ -33,27 +33,13 @@ class Params(Settings):
 
 
 class BatchedGrid(LocalGrid):
-    """A Flower Grid on top of a function that answers many train messages at once.
+    """A Flower Grid on top of `together`, which answers many train messages at once, in order.
 
     Messages of other kinds go to the ClientApp one by one; so do those of a round that cannot be computed together.
-
-    Parameters
-    ----------
-    client_app, clients, run_config
-        As for :class:`engines.grid.LocalGrid`.
-    together : callable
-        Answers many train messages, in order.
-    settings : Params
-        Memory limit and use of CUDA graphs.
     """
 
     def __init__(
-        self,
-        client_app: ClientApp,
-        clients: int,
-        run_config: Mapping[str, str],
-        together: Together,
-        settings: Params,
+        self, client_app: ClientApp, clients: int, run_config: Mapping[str, str], together: Together, settings: Params
     ) -> None:
         super().__init__(client_app, clients, run_config)
         self._together = together
@@ -65,18 +51,14 @@ class BatchedGrid(LocalGrid):
 
         A caller's set of ids has another order in every process, and how sums round can depend on a client's place.
         """
-        return self._answer_all(
-            [self._queue.pop(message_id) for message_id in list(self._queue) if message_id in asked]
-        )
+        messages = [self._queue.pop(message_id) for message_id in list(self._queue) if message_id in asked]
+        training = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
+        others = [m for m in messages if m.metadata.message_type != MessageType.TRAIN]
+        return [*self._train(training), *map(self._carry_out, others)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Carry out `messages` and return all replies."""
         return self.pull_messages(self.push_messages(messages))
-
-    def _answer_all(self, messages: list[Message]) -> list[Message]:
-        training = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
-        others = [m for m in messages if m.metadata.message_type != MessageType.TRAIN]
-        return [*self._train(training), *map(self._carry_out, others)]
 
     def _train(self, messages: list[Message]) -> list[Message]:
         if not messages:
@@ -89,17 +71,12 @@ class BatchedGrid(LocalGrid):
         except DeviceError:  # every later message would fail too
             raise
         except Exception as error:  # noqa: BLE001 - one client's error must not cost the others their round
-            reason = _reason(error)
+            first = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")  # torch's errors go on for pages
+            reason = f"{type(error).__name__}: {first}".removesuffix(": ")
             if (kind := re.sub(r"[-+.\d]+", "#", reason)) not in self._reasons:
                 self._reasons.add(kind)
                 log(WARNING, APART, len(messages), reason)
             return [self._carry_out(message) for message in messages]
-
-
-def _reason(error: Exception) -> str:
-    """Return the kind and the first sentence of `error`; torch's go on with whom to ask."""
-    first = next(iter(str(error).splitlines()), "").partition(". ")[0].rstrip(".")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def run(job: Job) -> None:

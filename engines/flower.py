@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcross.core.errors import FederationError, StorageError
-from fedcross.core.private_files import open_own, own_folder
+from fedcross.core.files import open_own, own_folder
 from fedcross.engines import operator_token
 from fedcross.engines.processes import Family
 from fedcross.engines.runs import LogSink as LogSink
@@ -26,6 +26,13 @@ CONNECTION = "fedcross"
 LOOPBACK = "127.0.0.1"
 #: What a federation on this machine starts.
 PROGRAMS = ("flower-superexec", "flower-supernode", "flwr-serverapp", "flwr")
+#: Flower's settings in the environment of all its processes.
+SWITCHES = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "PYTHONUNBUFFERED": "1",
+}
 #: Environment variables that hold folders, or a file; Flower's processes get them as absolute paths.
 FOLDERS = ("FEDCROSS_PATH", "FEDCROSS_DATA", operator_token.VARIABLE)
 
@@ -51,32 +58,19 @@ def executable(name: str) -> str:
 
 
 def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of Flower's processes: this one's, with a separate Flower home, without telemetry.
+    """Return the environment of Flower's processes: this one's and `extra`, with :func:`switched` settings.
 
-    Parameters
-    ----------
-    home : Path
-        Flower's folder (``FLWR_HOME``): connections and unpacked app bundles.
-    extra : mapping, optional
-        More variables.
-
-    Notes
-    -----
-    Flower does not specify the working folder of its processes, so the folders of plugins and data become absolute
-    paths.
+    `home` is Flower's folder (``FLWR_HOME``): connections and unpacked app bundles. Flower does not specify the working
+    folder of its processes, so the folders of plugins and data become absolute paths.
     """
-    result = {
-        **os.environ,
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PYTHONUNBUFFERED": "1",
-        **(extra or {}),
-    }
-    # Flower finds its helper programs on PATH.
-    result["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), result.get("PATH", os.defpath)])
+    result = switched({**os.environ, "FLWR_HOME": str(home), **(extra or {})})
     return {**result, **absolute_folders(result)}
+
+
+def switched(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return `variables` with Flower's telemetry, update check and installations off, this Python first on PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), variables.get("PATH", os.defpath)])
+    return {**variables, **SWITCHES, "PATH": path}
 
 
 def absolute_folders(variables: Mapping[str, str]) -> dict[str, str]:
@@ -126,16 +120,12 @@ def write_run_config(path: Path, overrides: str) -> Path:
     return path
 
 
-def write_connection(home: Path, port: int, root_certificate: Path | None = None, host: str = LOOPBACK) -> None:
-    """Write the SuperLink's address for ``flwr`` into `home`; without certificate, the connection is plain HTTP."""
+def write_connection(home: Path, port: int) -> None:
+    """Write the address of a SuperLink on this machine, without TLS, for ``flwr`` into `home`."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    trust = (
-        "insecure = true" if root_certificate is None else f"root-certificates = {toml_string(str(root_certificate))}"
-    )
-    (home / "config.toml").write_text(
-        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{host}:{port}"\n{trust}\n',
-        encoding="utf-8",
-    )
+    address = f'address = "{LOOPBACK}:{port}"\ninsecure = true'
+    text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{address}\n'
+    (home / "config.toml").write_text(text, encoding="utf-8")
 
 
 def control_client(
@@ -146,12 +136,7 @@ def control_client(
 ) -> ControlHttpClient:
     """Return a client of the Control API of the SuperLink at `host` and `port`.
 
-    `variables` (default: this process's environment) may name the operator's token.
-
-    Raises
-    ------
-    StorageError
-        If they name a file without one.
+    `variables` (default: this process's environment) may name the operator's token; StorageError if its file has none.
     """
     from fedcross.engines.flower_private import ControlHttpClient
 

@@ -27,16 +27,9 @@ FIRST_NODE = 1_000_000
 
 
 class LocalGrid(Grid):
-    """A Flower Grid that calls a ClientApp in this process.
+    """A Flower Grid that calls a ClientApp in this process, once per message.
 
-    Parameters
-    ----------
-    client_app : ClientApp
-        Called once per message.
-    clients : int
-        Number of nodes; node ``FIRST_NODE + i`` holds partition ``i``.
-    run_config : mapping
-        The nodes' ``context.run_config``.
+    Node ``FIRST_NODE + i`` of the `clients` nodes holds partition ``i`` and has `run_config` in its context.
     """
 
     #: Whether :meth:`pull_messages` waits until a reply exists, so that callers need not wait between two calls.
@@ -60,9 +53,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Any:
-        """The run given to :meth:`set_run`."""
-        if self._run is None:
-            raise RuntimeError("No run was set on this grid.")
+        """The run given to :meth:`set_run`; None before."""
         return self._run
 
     def create_message(
@@ -92,10 +83,8 @@ class LocalGrid(Grid):
 
         Flower up to 1.42 calls the first argument `message_ids`; None means all messages.
         """
-        return self._pull(self._asked(reply_to_message_ids, message_ids))
-
-    def _asked(self, first: Iterable[str] | None, second: Iterable[str] | None) -> set[str]:
-        return set(first if first is not None else second if second is not None else self._queue)
+        ids = message_ids if reply_to_message_ids is None else reply_to_message_ids
+        return self._pull(set(self._queue if ids is None else ids))
 
     def _pull(self, asked: set[str]) -> list[Message]:
         for message_id in list(self._queue):
@@ -167,11 +156,4 @@ def identify() -> None:
 
 def serve(job: Job, grid: Grid) -> None:
     """Run the ServerApp of `job` on `grid`."""
-    context = Context(
-        run_id=RUN_ID,
-        node_id=SERVER_NODE,
-        node_config={},
-        state=RecordDict(),
-        run_config={"overrides": job.overrides},
-    )
-    job.server_app(grid, context)
+    job.server_app(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), {"overrides": job.overrides}))

@@ -1,6 +1,6 @@
 """The interface of engines: the job that an engine receives, and the attributes that it must declare.
 
-Engines use nothing else of fedcross. Their grids declare :class:`strategies.round.exchange.LocalClients`.
+Engines use nothing else of fedcross. Their grids declare :class:`strategies.round.polling.LocalClients`.
 """
 
 from __future__ import annotations
@@ -18,64 +18,34 @@ from flwr.serverapp import ServerApp
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
 
+#: ``(messages, contexts, memory in bytes or None, compiled) -> replies``: answers many train messages at once.
 Together = Callable[[list[Message], list[Context], int | None, bool], list[Message]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run, as an engine receives it.
+    """One run, as an engine receives it."""
 
-    Attributes
-    ----------
-    overrides : str
-        The configuration as it travels in Flower's run config.
-    clients : int
-        Size of the federation.
-    settings : Any
-        The engine's own ``Params``.
-    server_app, client_app : ServerApp, ClientApp
-        For engines that run them in this process.
-    app_folder : Path
-        The folder that holds the packages, for engines that start processes.
-    output : Path
-        The run's folder.
-    warm : callable, optional
-        Loads into this process all that clients need. Returns whether forks of this process may use it, and the number
-        of examples of each partition.
-    gpus : int
-        GPUs of this machine on which clients may train; 0 for a CPU.
-    together : callable, optional
-        ``(messages, contexts, memory, graph) -> replies``: answers many train messages at once, in order; `memory` in
-        bytes or None, `graph` whether CUDA graphs are used. For the engine that trains a round as one computation.
-    """
-
-    overrides: str
-    clients: int
-    settings: Any
+    overrides: str  #: the configuration as it travels in Flower's run config
+    clients: int  #: size of the federation
+    settings: Any  #: the engine's own ``Params``
     server_app: ServerApp
     client_app: ClientApp
-    app_folder: Path
-    output: Path
+    app_folder: Path  #: holds the packages, for engines that start processes
+    output: Path  #: the run's folder
+    #: Loads into this process all that clients need; returns whether forks may use it, and each partition's examples.
     warm: Callable[[], tuple[bool, Sequence[int]]] | None = None
     together: Together | None = None
-    gpus: int = 0
+    gpus: int = 0  #: GPUs of this machine on which clients may train; 0 for a CPU
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the server must know about an engine besides its grid.
+    """What the server must know about an engine besides its grid."""
 
-    Attributes
-    ----------
-    simulates : bool
-        Whether its clients run on this machine although the server gets one of Flower's own grids, which cannot
-        declare it. Grids of fedcross declare it themselves.
-    own_folders : bool
-        Whether each machine of its federation reads data from its own folder. Then the configuration that the machines
-        receive does not contain this machine's folders.
-    """
-
+    #: Its clients run on this machine, although the server gets one of Flower's own grids, which cannot declare it.
     simulates: bool = False
+    #: Each machine reads data from its own folder: the configuration that it receives names none of this machine's.
     own_folders: bool = False
 
 

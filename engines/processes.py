@@ -18,14 +18,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
 from fedcross.core.errors import FederationError
+from fedcross.core.files import open_own
 from fedcross.core.paths import import_root
-from fedcross.core.private_files import open_own
 
 MARK = "FEDCROSS_FAMILY"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -59,7 +59,7 @@ class Family:
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        # The pipe closes whenever and however this process ends. The watchdog itself must not carry the mark.
+        # The pipe closes however this process ends. The watchdog itself must not carry the mark.
         code = "import sys; sys.path.insert(0, sys.argv[1])\n"
         code += "from fedcross.engines.processes import watch; watch(*sys.argv[2:])"
         root = str(import_root())
@@ -155,7 +155,7 @@ def marked(mark: str) -> list[int]:
         if not entry.name.isdigit():
             continue
         try:
-            # A zombie (ended, but its parent has not waited for it) has an empty environment.
+            # An ended process whose parent has not waited for it has an empty environment.
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:
@@ -176,10 +176,7 @@ def end_marked(mark: str, grace: float) -> None:
 
 
 def watch(mark: str, *scratch: str) -> None:
-    """Wait until standard input closes, then end all processes that carry `mark` and remove the folders `scratch`.
-
-    This is the main function of the watchdog process. If the family has already ended, it finds nothing to do.
-    """
+    """Wait until standard input closes, then end what carries `mark` and remove the folders `scratch`."""
     sys.stdin.buffer.read()
     end_marked(mark, _GRACE_SECONDS)
     for folder in scratch:
@@ -190,8 +187,7 @@ def watch(mark: str, *scratch: str) -> None:
 def terminated_by_signal() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into SystemExit inside the block, so that clean-up runs as it does for Ctrl-C.
 
-    Only the main thread can set handlers; elsewhere nothing changes. A handler that is there stays: the command's own
-    (:mod:`core.interrupts`) ends the run as well, and says so.
+    Only the main thread can set handlers. One that is there stays (:mod:`server.interrupts`).
     """
 
     def leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signature of a handler
@@ -215,15 +211,9 @@ def tail(path: Path, lines: int = 30) -> str:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    text = ANSI.sub("", text)
-    return "\n".join(text.splitlines()[-lines:]) or "(the log is empty)"
+    return "\n".join(ANSI.sub("", text).splitlines()[-lines:]) or "(the log is empty)"
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        if pid < 0:
-            os.killpg(-pid, number)
-        else:
-            os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
+    with suppress(ProcessLookupError, PermissionError):
+        (os.killpg if pid < 0 else os.kill)(abs(pid), number)

@@ -110,9 +110,8 @@ class Params(Settings):
 
 def run(job: Job) -> None:
     """Run `job` on Ray."""
-    settings: Params = job.settings
-    share = settings.gpu_share(job.gpus, os.cpu_count() or 1)
-    params = settings.model_copy(update={"client_gpus": share})
+    share = job.settings.gpu_share(job.gpus, os.cpu_count() or 1)
+    params = job.settings.model_copy(update={"client_gpus": share})
     launch(job.app_folder, job.overrides, job.clients, job.output / "engine", params)
 
 
@@ -127,7 +126,7 @@ def launch(
     extra_environment: Mapping[str, str] | None = None,
     sink: flower.LogSink = relay,
 ) -> None:
-    """Run a Flower app with `clients` simulated clients on Ray, wait until it ends, and end all processes.
+    """Run a Flower app with `clients` simulated clients on Ray until it ends, and end all processes.
 
     `root` holds the packages of fedcross (None: where this process imported them), `work` gets the logs, `sink` each
     line of the ServerApp's log; `app` is another Flower app. Raises FederationError if the run does not complete.
@@ -199,10 +198,8 @@ def federation_config(clients: int, params: Params) -> str:
 def ray_environment(params: Params, scratch: str) -> dict[str, str]:
     """Return Ray's environment variables: no usage report, a longer time limit for the start, the cluster's address.
 
-    If this process's environment sets :data:`START`, that value is kept.
-
-    A cluster that this engine starts keeps its session files in `scratch`. Workers of an existing cluster do not have
-    this process's environment, so the variables that clients read are sent with the job.
+    A cluster that this engine starts keeps its session files in `scratch`. To an existing one, the variables that
+    clients read are sent with the job.
     """
     result = {"RAY_USAGE_STATS_ENABLED": "0", START: os.environ.get(START, str(START_SECONDS))}
     if params.address is None:

@@ -21,7 +21,6 @@ from urllib.error import HTTPError
 
 from pydantic import Field
 
-from fedcross.core import ports
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.core.events import relay, say
 from fedcross.core.settings import Settings
@@ -40,7 +39,8 @@ SERVER_ERRORS = 500
 #: OpenSSL's words for an answer that is no TLS.
 NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
 CAPABILITIES = Capabilities(own_folders=True)
-_ADDRESS = r"^(\[[0-9A-Fa-f:]+\]|[^:\[\]/\s]+):\d{1,5}$"
+_LABEL = r"[^.:\[\]/\s]{1,63}"
+_ADDRESS = rf"^(\[[0-9A-Fa-f:]+\]|{_LABEL}(\.{_LABEL})*\.?):\d{{1,5}}$"
 
 
 class Params(Settings):
@@ -151,8 +151,6 @@ def host_and_port(address: str) -> tuple[str, int]:
     host, port = address.rsplit(":", 1)
     if int(port) > 65535:
         raise ConfigError(f"{address!r}: there is no port above 65535.")
-    if not ports.is_host(host):
-        raise ConfigError(f"{address!r}: {host!r} can be no host's name.")
     return host, int(port)
 
 

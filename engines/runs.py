@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedcross.core.errors import FederationError
-from fedcross.core.overrides import join, quote, split, unquote
+from fedcross.core.settings import join, quote, split, unquote
 from fedcross.engines import memory
 from fedcross.engines.flower_private import control_pb2
 from fedcross.engines.processes import ANSI

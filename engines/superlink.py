@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fedcross.core.errors import FederationError, counted
 from fedcross.core.events import relay as relay_line
-from fedcross.core.keys import KeyPair, make_authority, make_node_key, make_server
-from fedcross.core.private_files import write_private
+from fedcross.core.files import write_private
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower, operator_token, protected_superlink, runs, warm_device
+from fedcross.engines.certificates import KeyPair, make_authority, make_node_key, make_server
 from fedcross.engines.job import Capabilities
 from fedcross.engines.local import cores
 from fedcross.engines.processes import Family, tail, terminated_by_signal

@@ -27,8 +27,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from fedcross.core.site import DEVICE
-from fedcross.engines.arena import Arena, pack, unpack
+from fedcross.core.settings import DEVICE
 from fedcross.engines.grid import LocalGrid, answer, identify
 
 #: Flower's code for a ClientApp whose process died.
@@ -69,7 +68,7 @@ class WorkersGrid(LocalGrid):
         self._order = 0
         self._pool: list[_Worker] = []
         for place in range(min(workers, clients)):
-            self._pool.append(self._start(place))
+            self._pool.append(self._start(place))  # it closes the pipes of those before it
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Queue `messages` and give each idle worker one."""
@@ -86,8 +85,8 @@ class WorkersGrid(LocalGrid):
     def _pull(self, asked: set[str]) -> list[Message]:
         """Return the replies that have arrived and are not forgotten; wait a short time for the first one."""
         busy = {worker.pipe: worker for worker in self._pool if worker.message is not None}
-        done = [busy[pipe] for pipe in wait(list(busy), _PULL_SECONDS) if isinstance(pipe, Connection)]
-        replies = [(self._take(worker), worker.wanted) for worker in done]
+        done: list[Any] = wait(list(busy), _PULL_SECONDS)
+        replies = [(self._take(busy[pipe]), busy[pipe].wanted) for pipe in done]
         self._hand_out()
         return [reply for reply, wanted in replies if wanted]
 
@@ -127,47 +126,39 @@ class WorkersGrid(LocalGrid):
 
     def _take(self, worker: _Worker) -> Message:
         """Return the reply of a worker, or an error reply in its place if the worker died."""
-        message = worker.message
-        if message is None:
-            raise RuntimeError("This worker has no message to answer.")
+        message: Any = worker.message
         worker.message = None
         try:
-            reply, state = unpack(worker.pipe.recv_bytes(), worker.upload)
+            reply, state = worker.pipe.recv()
         except (EOFError, OSError):
             worker.process.join(_END_SECONDS)
             reason = f"the worker process ended (exit code {worker.process.exitcode}) while it trained this client"
             log(WARNING, "client %s: %s", self.partitions[message.metadata.dst_node_id], reason)
             return Message(Error(CLIENT_APP_CRASHED, reason), reply_to=message)
         self._states[message.metadata.dst_node_id] = state
-        if not isinstance(reply, Message):
-            raise TypeError(f"A worker replied with {type(reply).__name__}.")
-        return reply
+        return reply  # type: ignore[no-any-return]
 
     def _start(self, place: int) -> _Worker:
         context: Any = multiprocessing.get_context("fork" if self._fork else "spawn")
         here, there = context.Pipe()
-        download, upload = Arena(), Arena()
         inherited = [worker.pipe for worker in self._pool] + [here] if self._fork else []
-        app: ClientApp | str = self._app if self._fork else self._app_path
         device = "" if self._fork or not self._devices else self._devices[place % len(self._devices)]
-        arguments = (there, inherited, download.path, upload.path, app, device)
+        arguments = (there, inherited, self._app if self._fork else self._app_path, device)
         process = context.Process(target=_serve, args=arguments, name="fedcross-worker", daemon=True)
         with warnings.catch_warnings():
             # Python 3.12 warns of any fork with threads. The thread here (progress display) holds no lock of a worker.
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         there.close()
-        return _Worker(process, here, download, upload)
+        return _Worker(process, here)
 
 
 @dataclass
 class _Worker:
-    """A worker process as the grid sees it; `wanted`: whether somebody still waits for the reply to `message`."""
+    """A worker process as the grid sees it; `wanted`: whether anybody waits for the reply to `message`."""
 
     process: BaseProcess
     pipe: Connection
-    download: Arena
-    upload: Arena
     message: Message | None = None
     wanted: bool = True
 
@@ -175,22 +166,18 @@ class _Worker:
         """Send `message`; if the worker has died, :meth:`WorkersGrid._take` notices it."""
         self.message, self.wanted = message, True
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.pipe.send_bytes(pack((message, context), self.download))
+            self.pipe.send((message, context))
 
     def end(self) -> None:
-        """Wait until the process has ended, kill it after a time limit, and release its memory."""
+        """Wait until the process has ended; kill it after a time limit."""
         self.process.join(_END_SECONDS)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
         self.pipe.close()
-        self.download.close()
-        self.upload.close()
 
 
-def _serve(
-    pipe: Connection, inherited: list[Connection], down: str, up: str, app: ClientApp | str, device: str
-) -> None:
+def _serve(pipe: Connection, inherited: list[Connection], app: ClientApp | str, device: str) -> None:
     """Answer messages until the pipe closes. Runs in the worker; `device`, unless empty, is where it trains."""
     if device:
         os.environ[DEVICE] = device
@@ -205,23 +192,11 @@ def _serve(
         module, _, attribute = app.partition(":")
         app = getattr(importlib.import_module(module), attribute)
     call: Callable[[Message, Context], Message] = app  # type: ignore[assignment]
-    try:
-        download, upload = Arena(down), Arena(up)
-    except OSError:
-        parent = multiprocessing.parent_process()
-        if parent is not None and wait([parent.sentinel], 10):
-            return  # the arenas ended with the parent
-        raise
-    while True:
-        try:
-            message, context = unpack(pipe.recv_bytes(), download)
-        except (EOFError, OSError):
-            return
-        reply = answer(call, message, context)
-        try:
-            pipe.send_bytes(pack((reply, context.state), upload))
-        except (BrokenPipeError, ConnectionResetError):
-            return
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            message, context = pipe.recv()
+            reply = answer(call, message, context)
+            pipe.send((reply, context.state))
 
 
 def _end_with_parent() -> None:

@@ -28,10 +28,10 @@ __all__ = ["ClassicFedCross", "Run", "client_app", "load", "run", "server_app", 
 _ELSEWHERE = {
     **dict.fromkeys(("Run", "load", "run", "sweep"), "fedcross.server.api"),
     "ClassicFedCross": "fedcross.strategies.classic",
-    "tell_partition": "fedcross.client.own_app",
+    "tell_partition": "fedcross.client.app",
 }
 #: Modules of strategies that hold no method.
-_NO_METHODS = frozenset({"__init__", "arrays", "classic", "flower", "method", "objective", "stubs"})
+_NO_METHODS = frozenset({"__init__", "classic", "flower", "method", "objective", "registry", "stubs"})
 _APPS = {"server_app": "fedcross.server.app", "client_app": "fedcross.client.app"}
 
 

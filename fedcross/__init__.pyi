@@ -1,11 +1,13 @@
 # Written by python -m fedcross.strategies.stubs. Do not edit.
+# fmt: off
+# ruff: noqa: E501
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedcross.client.own_app import tell_partition as tell_partition
+from fedcross.client.app import tell_partition as tell_partition
 from fedcross.server.api import Run as Run
 from fedcross.server.api import load as load
 from fedcross.server.api import run as run
@@ -23,6 +25,9 @@ class AdaptiveFL(FlowerStrategy):
         *,
         widths: tuple[float, ...] = (1.0, 0.66, 0.4),
         starts: tuple[int, ...] = (0, 1, 2),
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -44,13 +49,16 @@ class AdaptiveFL(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class Centralized(FlowerStrategy):
     def __init__(
         self,
         *,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -72,7 +80,7 @@ class Centralized(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class CluSamp(FlowerStrategy):
@@ -84,6 +92,9 @@ class CluSamp(FlowerStrategy):
         memory: Literal["auto", "float32", "float16", "sketch"] = "auto",
         memory_mb: int = 1024,
         sketch: int = 4096,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -105,7 +116,7 @@ class CluSamp(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class DaisyChain(FlowerStrategy):
@@ -116,6 +127,8 @@ class DaisyChain(FlowerStrategy):
         average: int = 10,
         diagnostics_every: int = 1,
         storage: Mapping[str, Any] | Any = ...,
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -137,7 +150,7 @@ class DaisyChain(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedASAM(FlowerStrategy):
@@ -147,6 +160,9 @@ class FedASAM(FlowerStrategy):
         rho: float = 0.7,
         eta: float = 0.2,
         swa: Mapping[str, Any] | Any | None = None,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -168,7 +184,7 @@ class FedASAM(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedAsync(FlowerStrategy):
@@ -177,6 +193,9 @@ class FedAsync(FlowerStrategy):
         *,
         beta: float = 0.6,
         power: float = 0.5,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -198,7 +217,7 @@ class FedAsync(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedAvg(FlowerStrategy):
@@ -206,6 +225,9 @@ class FedAvg(FlowerStrategy):
         self,
         *,
         weighting: Literal["examples", "uniform"] = "examples",
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -227,7 +249,7 @@ class FedAvg(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedBuff(FlowerStrategy):
@@ -236,6 +258,9 @@ class FedBuff(FlowerStrategy):
         *,
         buffer: int = 10,
         server_lr: float = 1.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -257,7 +282,42 @@ class FedBuff(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
+    ) -> None: ...
+
+class FedCM(FlowerStrategy):
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.1,
+        epochs: int = 5,
+        batch: int = 50,
+        momentum: float = 0.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
+        min_clients: int | None = None,
+        wait_s: float = 120.0,
+        deadline_s: float = 3600.0,
+        min_replies: int = 1,
+        enough_replies: int | None = None,
+        reassign: int = 0,
+        hedge: int = 0,
+        lead: float | None = 3.0,
+        resend_s: float | None = None,
+        packed: Literal["auto"] | bool = "auto",
+        seed: int = 0,
+        rounds: int = 1,
+        clients_per_round: int = 10,
+        run: str = "",
+        nonce: bool = False,
+        networked: bool = False,
+        defence: Mapping[str, Any] | Any = ...,
+        compression: Mapping[str, Any] | Any = ...,
+        fraction_train: float = ...,
+        min_train_nodes: int = ...,
+        min_available_nodes: int = ...,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedCT(FlowerStrategy):
@@ -283,6 +343,9 @@ class FedCT(FlowerStrategy):
         host_epochs: int | None = None,
         host_lr: float | None = None,
         weight: Literal["home", "host"] = "home",
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -304,7 +367,7 @@ class FedCT(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedCross(FlowerStrategy):
@@ -312,9 +375,7 @@ class FedCross(FlowerStrategy):
         self,
         *,
         alpha: float | Mapping[str, Any] = 0.99,
-        selection: Literal[
-            "in_order", "highest_similarity", "lowest_similarity", "random", "least_similar_derangement"
-        ] = "lowest_similarity",
+        selection: Literal["in_order", "highest_similarity", "lowest_similarity", "random", "least_similar_derangement"] = "lowest_similarity",
         similarity: Literal["cosine", "paper", "chunked", "euclidean", "manhattan"] = "cosine",
         part: Literal["parameters", "state"] = "parameters",
         mode: Mapping[str, Any] | Any = ...,
@@ -331,6 +392,9 @@ class FedCross(FlowerStrategy):
         nested_steps: Literal["in_turn", "all"] = "in_turn",
         diagnostics_every: int = 1,
         storage: Mapping[str, Any] | Any = ...,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -352,7 +416,7 @@ class FedCross(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedCrossAsync(FlowerStrategy):
@@ -360,14 +424,15 @@ class FedCrossAsync(FlowerStrategy):
         self,
         *,
         alpha: float | Mapping[str, Any] = 0.99,
-        selection: Literal[
-            "in_order", "highest_similarity", "lowest_similarity", "random", "least_similar_derangement"
-        ] = "lowest_similarity",
+        selection: Literal["in_order", "highest_similarity", "lowest_similarity", "random", "least_similar_derangement"] = "lowest_similarity",
         similarity: Literal["cosine", "paper", "chunked", "euclidean", "manhattan"] = "cosine",
         part: Literal["parameters", "state"] = "parameters",
         gap: Literal["inverse", "none"] = "inverse",
         diagnostics_every: int = 1,
         storage: Mapping[str, Any] | Any = ...,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -389,7 +454,7 @@ class FedCrossAsync(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedDecorr(FlowerStrategy):
@@ -397,6 +462,9 @@ class FedDecorr(FlowerStrategy):
         self,
         *,
         beta: float = 0.1,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -418,7 +486,7 @@ class FedDecorr(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedDyn(FlowerStrategy):
@@ -427,6 +495,10 @@ class FedDyn(FlowerStrategy):
         *,
         alpha: float = 0.01,
         global_model: Literal["uploads", "server"] = "uploads",
+        weighting: Literal["uniform", "examples"] = "uniform",
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -448,7 +520,7 @@ class FedDyn(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedExP(FlowerStrategy):
@@ -459,6 +531,9 @@ class FedExP(FlowerStrategy):
         weighting: Literal["examples", "uniform"] = "examples",
         most: float | None = None,
         last_two: bool = True,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -480,7 +555,7 @@ class FedExP(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedExg(FlowerStrategy):
@@ -491,6 +566,9 @@ class FedExg(FlowerStrategy):
         host_epochs: int | None = None,
         host_lr: float | None = None,
         weight: Literal["home", "host"] = "home",
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -512,7 +590,7 @@ class FedExg(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedFan(FlowerStrategy):
@@ -534,6 +612,9 @@ class FedFan(FlowerStrategy):
         nested_steps: Literal["in_turn", "all"] = "in_turn",
         diagnostics_every: int = 1,
         storage: Mapping[str, Any] | Any = ...,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -555,7 +636,7 @@ class FedFan(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedFusion(FlowerStrategy):
@@ -568,6 +649,9 @@ class FedFusion(FlowerStrategy):
         inference: Literal["previous", "current"] = "previous",
         momentum: Literal["reset", "keep"] = "reset",
         cache_mib: float = 1024.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -589,7 +673,44 @@ class FedFusion(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
+    ) -> None: ...
+
+class FedGMT(FlowerStrategy):
+    def __init__(
+        self,
+        *,
+        gamma: float = 1.0,
+        tau: float = 3.0,
+        decay: float = 0.95,
+        alpha: float = 0.1,
+        global_model: Literal["uploads", "server"] = "server",
+        weighting: Literal["uniform", "examples"] = "uniform",
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
+        min_clients: int | None = None,
+        wait_s: float = 120.0,
+        deadline_s: float = 3600.0,
+        min_replies: int = 1,
+        enough_replies: int | None = None,
+        reassign: int = 0,
+        hedge: int = 0,
+        lead: float | None = 3.0,
+        resend_s: float | None = None,
+        packed: Literal["auto"] | bool = "auto",
+        seed: int = 0,
+        rounds: int = 1,
+        clients_per_round: int = 10,
+        run: str = "",
+        nonce: bool = False,
+        networked: bool = False,
+        defence: Mapping[str, Any] | Any = ...,
+        compression: Mapping[str, Any] | Any = ...,
+        fraction_train: float = ...,
+        min_train_nodes: int = ...,
+        min_available_nodes: int = ...,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedGen(FlowerStrategy):
@@ -610,6 +731,9 @@ class FedGen(FlowerStrategy):
         generator_weight_decay: float = 0.01,
         diversity: float = 1.0,
         fresh_adam: bool = False,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -631,7 +755,7 @@ class FedGen(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedLC(FlowerStrategy):
@@ -639,6 +763,9 @@ class FedLC(FlowerStrategy):
         self,
         *,
         tau: float = 1.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -660,7 +787,42 @@ class FedLC(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
+    ) -> None: ...
+
+class FedLESAM(FlowerStrategy):
+    def __init__(
+        self,
+        *,
+        rho: float = 0.01,
+        alpha: float = 0.1,
+        global_model: Literal["uploads", "server"] = "server",
+        weighting: Literal["uniform", "examples"] = "uniform",
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
+        min_clients: int | None = None,
+        wait_s: float = 120.0,
+        deadline_s: float = 3600.0,
+        min_replies: int = 1,
+        enough_replies: int | None = None,
+        reassign: int = 0,
+        hedge: int = 0,
+        lead: float | None = 3.0,
+        resend_s: float | None = None,
+        packed: Literal["auto"] | bool = "auto",
+        seed: int = 0,
+        rounds: int = 1,
+        clients_per_round: int = 10,
+        run: str = "",
+        nonce: bool = False,
+        networked: bool = False,
+        defence: Mapping[str, Any] | Any = ...,
+        compression: Mapping[str, Any] | Any = ...,
+        fraction_train: float = ...,
+        min_train_nodes: int = ...,
+        min_available_nodes: int = ...,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedMR(FlowerStrategy):
@@ -671,6 +833,9 @@ class FedMR(FlowerStrategy):
         partition: float = 0.0,
         diagnostics_every: int = 1,
         storage: Mapping[str, Any] | Any = ...,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -692,7 +857,44 @@ class FedMR(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
+    ) -> None: ...
+
+class FedMoSWA(FlowerStrategy):
+    def __init__(
+        self,
+        *,
+        ratio: float = 0.1,
+        beta: float = 0.4,
+        weighting: Literal["uniform", "examples"] = "uniform",
+        server_lr: float = 1.0,
+        steps: Literal["momentum", "plain"] = "momentum",
+        momentum: float = 0.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
+        min_clients: int | None = None,
+        wait_s: float = 120.0,
+        deadline_s: float = 3600.0,
+        min_replies: int = 1,
+        enough_replies: int | None = None,
+        reassign: int = 0,
+        hedge: int = 0,
+        lead: float | None = 3.0,
+        resend_s: float | None = None,
+        packed: Literal["auto"] | bool = "auto",
+        seed: int = 0,
+        rounds: int = 1,
+        clients_per_round: int = 10,
+        run: str = "",
+        nonce: bool = False,
+        networked: bool = False,
+        defence: Mapping[str, Any] | Any = ...,
+        compression: Mapping[str, Any] | Any = ...,
+        fraction_train: float = ...,
+        min_train_nodes: int = ...,
+        min_available_nodes: int = ...,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedMut(FlowerStrategy):
@@ -705,6 +907,9 @@ class FedMut(FlowerStrategy):
         part: Literal["parameters", "state"] = "state",
         diagnostics_every: int = 1,
         storage: Mapping[str, Any] | Any = ...,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -726,7 +931,7 @@ class FedMut(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedNTD(FlowerStrategy):
@@ -735,6 +940,9 @@ class FedNTD(FlowerStrategy):
         *,
         beta: float = 1.0,
         tau: float = 1.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -756,7 +964,7 @@ class FedNTD(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedNova(FlowerStrategy):
@@ -764,6 +972,9 @@ class FedNova(FlowerStrategy):
         self,
         *,
         momentum: float = 0.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -785,7 +996,7 @@ class FedNova(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedProc(FlowerStrategy):
@@ -797,6 +1008,9 @@ class FedProc(FlowerStrategy):
         projection: bool = True,
         hidden: int | None = 512,
         width: int = 256,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -818,7 +1032,7 @@ class FedProc(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedProx(FlowerStrategy):
@@ -826,6 +1040,9 @@ class FedProx(FlowerStrategy):
         self,
         *,
         mu: float = 0.01,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -847,7 +1064,7 @@ class FedProx(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class FedSAM(FlowerStrategy):
@@ -856,6 +1073,9 @@ class FedSAM(FlowerStrategy):
         *,
         rho: float = 0.1,
         swa: Mapping[str, Any] | Any | None = None,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -877,7 +1097,181 @@ class FedSAM(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
+    ) -> None: ...
+
+class FedSMOO(FlowerStrategy):
+    def __init__(
+        self,
+        *,
+        rho: float = 0.1,
+        alpha: float = 0.1,
+        global_model: Literal["uploads", "server"] = "server",
+        weighting: Literal["uniform", "examples"] = "uniform",
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
+        min_clients: int | None = None,
+        wait_s: float = 120.0,
+        deadline_s: float = 3600.0,
+        min_replies: int = 1,
+        enough_replies: int | None = None,
+        reassign: int = 0,
+        hedge: int = 0,
+        lead: float | None = 3.0,
+        resend_s: float | None = None,
+        packed: Literal["auto"] | bool = "auto",
+        seed: int = 0,
+        rounds: int = 1,
+        clients_per_round: int = 10,
+        run: str = "",
+        nonce: bool = False,
+        networked: bool = False,
+        defence: Mapping[str, Any] | Any = ...,
+        compression: Mapping[str, Any] | Any = ...,
+        fraction_train: float = ...,
+        min_train_nodes: int = ...,
+        min_available_nodes: int = ...,
+        fraction_evaluate: float = ...,
+    ) -> None: ...
+
+class FedSWA(FlowerStrategy):
+    def __init__(
+        self,
+        *,
+        ratio: float = 0.1,
+        server_lr: float = 1.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
+        min_clients: int | None = None,
+        wait_s: float = 120.0,
+        deadline_s: float = 3600.0,
+        min_replies: int = 1,
+        enough_replies: int | None = None,
+        reassign: int = 0,
+        hedge: int = 0,
+        lead: float | None = 3.0,
+        resend_s: float | None = None,
+        packed: Literal["auto"] | bool = "auto",
+        seed: int = 0,
+        rounds: int = 1,
+        clients_per_round: int = 10,
+        run: str = "",
+        nonce: bool = False,
+        networked: bool = False,
+        defence: Mapping[str, Any] | Any = ...,
+        compression: Mapping[str, Any] | Any = ...,
+        fraction_train: float = ...,
+        min_train_nodes: int = ...,
+        min_available_nodes: int = ...,
+        fraction_evaluate: float = ...,
+    ) -> None: ...
+
+class FedSpeed(FlowerStrategy):
+    def __init__(
+        self,
+        *,
+        rho: float = 0.1,
+        alpha: float = 0.1,
+        global_model: Literal["uploads", "server"] = "server",
+        weighting: Literal["uniform", "examples"] = "uniform",
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
+        min_clients: int | None = None,
+        wait_s: float = 120.0,
+        deadline_s: float = 3600.0,
+        min_replies: int = 1,
+        enough_replies: int | None = None,
+        reassign: int = 0,
+        hedge: int = 0,
+        lead: float | None = 3.0,
+        resend_s: float | None = None,
+        packed: Literal["auto"] | bool = "auto",
+        seed: int = 0,
+        rounds: int = 1,
+        clients_per_round: int = 10,
+        run: str = "",
+        nonce: bool = False,
+        networked: bool = False,
+        defence: Mapping[str, Any] | Any = ...,
+        compression: Mapping[str, Any] | Any = ...,
+        fraction_train: float = ...,
+        min_train_nodes: int = ...,
+        min_available_nodes: int = ...,
+        fraction_evaluate: float = ...,
+    ) -> None: ...
+
+class FedVARP(FlowerStrategy):
+    def __init__(
+        self,
+        *,
+        server_lr: float = 1.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
+        min_clients: int | None = None,
+        wait_s: float = 120.0,
+        deadline_s: float = 3600.0,
+        min_replies: int = 1,
+        enough_replies: int | None = None,
+        reassign: int = 0,
+        hedge: int = 0,
+        lead: float | None = 3.0,
+        resend_s: float | None = None,
+        packed: Literal["auto"] | bool = "auto",
+        seed: int = 0,
+        rounds: int = 1,
+        clients_per_round: int = 10,
+        run: str = "",
+        nonce: bool = False,
+        networked: bool = False,
+        defence: Mapping[str, Any] | Any = ...,
+        compression: Mapping[str, Any] | Any = ...,
+        fraction_train: float = ...,
+        min_train_nodes: int = ...,
+        min_available_nodes: int = ...,
+        fraction_evaluate: float = ...,
+    ) -> None: ...
+
+class FedWMSAM(FlowerStrategy):
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.1,
+        rho: float = 0.01,
+        weighting: Literal["uniform", "examples"] = "uniform",
+        server_lr: float = 1.0,
+        steps: Literal["momentum", "plain"] = "momentum",
+        momentum: float = 0.0,
+        epochs: int = 5,
+        batch: int = 50,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
+        min_clients: int | None = None,
+        wait_s: float = 120.0,
+        deadline_s: float = 3600.0,
+        min_replies: int = 1,
+        enough_replies: int | None = None,
+        reassign: int = 0,
+        hedge: int = 0,
+        lead: float | None = 3.0,
+        resend_s: float | None = None,
+        packed: Literal["auto"] | bool = "auto",
+        seed: int = 0,
+        rounds: int = 1,
+        clients_per_round: int = 10,
+        run: str = "",
+        nonce: bool = False,
+        networked: bool = False,
+        defence: Mapping[str, Any] | Any = ...,
+        compression: Mapping[str, Any] | Any = ...,
+        fraction_train: float = ...,
+        min_train_nodes: int = ...,
+        min_available_nodes: int = ...,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class Flwr(FlowerStrategy):
@@ -888,6 +1282,9 @@ class Flwr(FlowerStrategy):
         strategy: str | None = None,
         arguments: Any = ...,
         options: Any = ...,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -909,7 +1306,7 @@ class Flwr(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class GitFL(FlowerStrategy):
@@ -922,6 +1319,9 @@ class GitFL(FlowerStrategy):
         curious: float = 0.1,
         diagnostics_every: int = 1,
         storage: Mapping[str, Any] | Any = ...,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -943,7 +1343,7 @@ class GitFL(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class HeteroFL(FlowerStrategy):
@@ -953,6 +1353,9 @@ class HeteroFL(FlowerStrategy):
         widths: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625),
         scaler: bool = True,
         masked: bool = True,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -974,7 +1377,7 @@ class HeteroFL(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class IMA(FlowerStrategy):
@@ -984,6 +1387,9 @@ class IMA(FlowerStrategy):
         start: float = 0.75,
         window: int = 5,
         lr_decay: float = 0.97,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -1005,7 +1411,7 @@ class IMA(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class MasterPull(FlowerStrategy):
@@ -1015,6 +1421,9 @@ class MasterPull(FlowerStrategy):
         alpha: float | Mapping[str, Any] = 0.9090909090909091,
         diagnostics_every: int = 1,
         storage: Mapping[str, Any] | Any = ...,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -1036,7 +1445,43 @@ class MasterPull(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
+    ) -> None: ...
+
+class MoFedSAM(FlowerStrategy):
+    def __init__(
+        self,
+        *,
+        rho: float = 0.1,
+        alpha: float = 0.1,
+        epochs: int = 5,
+        batch: int = 50,
+        momentum: float = 0.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
+        min_clients: int | None = None,
+        wait_s: float = 120.0,
+        deadline_s: float = 3600.0,
+        min_replies: int = 1,
+        enough_replies: int | None = None,
+        reassign: int = 0,
+        hedge: int = 0,
+        lead: float | None = 3.0,
+        resend_s: float | None = None,
+        packed: Literal["auto"] | bool = "auto",
+        seed: int = 0,
+        rounds: int = 1,
+        clients_per_round: int = 10,
+        run: str = "",
+        nonce: bool = False,
+        networked: bool = False,
+        defence: Mapping[str, Any] | Any = ...,
+        compression: Mapping[str, Any] | Any = ...,
+        fraction_train: float = ...,
+        min_train_nodes: int = ...,
+        min_available_nodes: int = ...,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class Moon(FlowerStrategy):
@@ -1048,6 +1493,9 @@ class Moon(FlowerStrategy):
         projection: bool = True,
         hidden: int | None = 512,
         width: int = 256,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -1069,7 +1517,7 @@ class Moon(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class PGCT(FlowerStrategy):
@@ -1084,6 +1532,9 @@ class PGCT(FlowerStrategy):
         host_epochs: int | None = None,
         host_lr: float | None = None,
         weight: Literal["home", "host"] = "home",
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -1105,7 +1556,7 @@ class PGCT(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class Scaffold(FlowerStrategy):
@@ -1116,6 +1567,9 @@ class Scaffold(FlowerStrategy):
         server_lr: float = 1.0,
         steps: Literal["momentum", "plain"] = "momentum",
         momentum: float = 0.0,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -1137,13 +1591,16 @@ class Scaffold(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...
 
 class Solo(FlowerStrategy):
     def __init__(
         self,
         *,
+        average: Literal["none", "ema", "tail"] = "none",
+        average_decay: float = 0.95,
+        average_from: float = 0.5,
         min_clients: int | None = None,
         wait_s: float = 120.0,
         deadline_s: float = 3600.0,
@@ -1165,5 +1622,5 @@ class Solo(FlowerStrategy):
         fraction_train: float = ...,
         min_train_nodes: int = ...,
         min_available_nodes: int = ...,
-        fraction_evaluate: float = 0.0,
+        fraction_evaluate: float = ...,
     ) -> None: ...

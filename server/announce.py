@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedcross.client.device import taken
+from fedcross.conf.compose import compose
+from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import ConfigError, counted
 from fedcross.core.events import say
-from fedcross.core.overrides import shown
-
-if TYPE_CHECKING:
-    from fedcross.conf.schema import RunConfig
-    from fedcross.tasks.data import FederatedData
+from fedcross.core.settings import shown
+from fedcross.engines.job import engine_of
+from fedcross.engines.local import cores
 
 
 def announce(overrides: Sequence[str]) -> None:
     """Print what `overrides` run, before anything slow is imported; the check reports what cannot be composed."""
-    from fedcross.conf.compose import compose, is_hydras
-
-    try:
-        say(describe(compose([one for one in overrides if not is_hydras(one)])))
-    except ConfigError:
-        return
+    with suppress(ConfigError):
+        say(describe(compose(overrides)))
 
 
 def describe(raw: Mapping[str, Any]) -> str:
     """Return a composed configuration, not checked yet, in two lines."""
-    from fedcross.engines.local import cores
 
     def of(group: str, name: str = "name") -> Any:
         return (raw.get(group) or {}).get(name)
@@ -37,10 +34,8 @@ def describe(raw: Mapping[str, Any]) -> str:
     workers = cores() if workers == "auto" else workers
     if isinstance(workers, int) and isinstance(clients, int):
         workers = min(workers, clients)
-    what = [
-        f"{of('method')} on {of('task')}",
-        f"{federation} ({of('partition')}), K={raw.get('clients_per_round')} a round",
-    ]
+    what = [f"{of('method')} on {of('task')}"]
+    what += [f"{federation} ({of('partition')}), K={raw.get('clients_per_round')} a round"]
     what += [counted(raw.get("rounds"), "round"), f"model {of('model')}", f"seed {raw.get('seed')}"]
     how = [f"engine {of('engine')}" + ("" if workers is None else f" ({counted(workers, 'worker')})")]
     how.append(f"defence {'on' if of('defence', 'enabled') else 'off'}")
@@ -59,9 +54,6 @@ def describe(raw: Mapping[str, Any]) -> str:
 
 def place(config: RunConfig, folder: Path) -> str:
     """Return the device that `config` takes on this machine, and its folder."""
-    from fedcross.client.device import taken
-    from fedcross.engines.job import engine_of
-
     device = config.device
     if not engine_of(config.module("engine")).CAPABILITIES.own_folders:  # otherwise each machine takes its own
         name = taken(device)
@@ -69,30 +61,18 @@ def place(config: RunConfig, folder: Path) -> str:
     return f"device {device}, {'continues' if config.resume else 'folder'} {folder}"
 
 
-def read(config: RunConfig) -> FederatedData:
-    """Read the data of `config`, and print so before and after."""
-    say(f"Reading {config.names['task']} ...")
-    data = config.load_data()
-    parts = "training examples on the devices"
-    if not data.partition.own:
-        parts = f"{len(data.task.train)} training examples over {len(data.partition)} clients"
-    say(f"{parts}, {len(data.task.test)} test examples, {data.task.classes} classes")
-    return data
-
-
 def ending(result: Mapping[str, Any] | None, folder: Path, begun: int = 0, stop_at: int | None = None) -> str:
     """Return the last lines of a run that had `begun` rounds when it went on."""
     if result is None:
-        done = f"Stopped at the round of stop_at. To go on: fedcross resume={shown(folder)} stop_at=null"
-        nothing = f"Nothing was trained: the run has {counted(begun, 'round')}, more than stop_at={stop_at}. "
-        return done if stop_at is None or begun <= stop_at else nothing + done.partition(". ")[2]
+        first = "Stopped at the round of stop_at."
+        if stop_at is not None and begun > stop_at:
+            first = f"Nothing was trained: the run has {counted(begun, 'round')}, more than stop_at={stop_at}."
+        return f"{first} To go on: fedcross resume={shown(folder)} stop_at=null"
     accuracy, text = result.get("final_accuracy"), f"Finished: {counted(result['rounds'], 'round')}"
     if accuracy is not None:
         text += f", accuracy {100 * accuracy:.2f} % (best {100 * result['best_accuracy']:.2f} %)"
-    if lost := result.get("rounds_missing"):
-        text += f". metrics.jsonl lacks {counted(lost, 'round')}, so sums and means lack them"
     lines = [text]
-    lines += [_percents(result)] if "sensitivity" in result.get("metrics", {}) else []
+    lines += [_percents(result["metrics"])] if "sensitivity" in result.get("metrics", {}) else []
     if "client_accuracy_mean" in result:
         mean, worst = (100 * result[f"client_accuracy_{name}"] for name in ("mean", "worst_tenth"))
         lines.append(f"On the clients' own test data: mean accuracy {mean:.2f} %, worst tenth {worst:.2f} %")
@@ -100,9 +80,9 @@ def ending(result: Mapping[str, Any] | None, folder: Path, begun: int = 0, stop_
     return "\n".join(lines)
 
 
-def _percents(result: Mapping[str, Any]) -> str:
+def _percents(metrics: Mapping[str, float]) -> str:
     """Return the metrics of two classes in words; accuracy below the larger class's share is worse than guessing."""
-    found = {name: f"{100 * value:.2f} %" for name, value in result["metrics"].items()}
+    found = {name: f"{100 * value:.2f} %" for name, value in metrics.items()}
     share = found.pop("majority_share")
     text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in found.items() if name != "auc")
-    return f"{text[:1].upper()}{text[1:]}, AUC {result['metrics']['auc']:.3f}; the larger class has {share} of all"
+    return f"{text[:1].upper()}{text[1:]}, AUC {metrics['auc']:.3f}; the larger class has {share} of all"

@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcross.conf.compose import compose
 from fedcross.core.errors import ConfigError, StorageError, counted
+from fedcross.server.command_line import checked_plan, read_plan, single
+from fedcross.server.export import network
+from fedcross.server.run_folder import saved_overrides, unused
+from fedcross.server.sweep import job_name, sweep_job
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,15 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run on disk: one that this process has just finished, or an earlier one.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's folder; docs/sweeps.md describes its files.
-    data_root : str, optional
-        Folder of the data sets, which :attr:`model` needs; default: as for the command.
-    """
+    """A run on disk: its `folder` (docs/tutorial-first.md), and where the data sets lie that :attr:`model` needs."""
 
     folder: Path
     data_root: str | None = None
@@ -49,19 +46,11 @@ class Run:
             lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
             return pd.DataFrame([json.loads(line) for line in lines])
         except (OSError, ValueError) as error:
-            raise StorageError(
-                f"{self.folder}: no readable metrics.jsonl ({error}). Name the folder of a run."
-            ) from error
+            raise StorageError(f"{self.folder}: no readable metrics.jsonl ({error}). Name a run's folder.") from error
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """``result.json``: accuracies, bytes, seconds, versions.
-
-        Raises
-        ------
-        StorageError
-            If the run has not finished; :func:`fedcross.run` with ``resume=FOLDER`` continues it.
-        """
+        """``result.json``: accuracies, bytes, seconds, versions; a StorageError if the run has not finished."""
         try:
             found: dict[str, Any] = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -71,32 +60,16 @@ class Run:
     @cached_property
     def model(self) -> nn.Module:
         """The global model with its final weights, an ``nn.Module`` on the CPU in evaluation mode."""
-        from fedcross.server.export import network
-
         return network(self.folder, self.data_root)
 
     def slice(self, width: float | str) -> nn.Module:
-        """Return the global model of `width`, for runs whose models have several, as :attr:`model` does.
-
-        A report's name of a size works too: ``"0.4@2"`` keeps the first two groups of channels whole.
-
-        Raises
-        ------
-        StorageError
-            If the run has no models of this width; the message lists those that it has.
-        """
-        from fedcross.server.export import network
-
+        """Return the global model of `width`, as 0.4 or ``"0.4@2"`` (two whole groups), as :attr:`model` does."""
         return network(self.folder, self.data_root, width)
 
     def __repr__(self) -> str:
         try:
-            accuracy = self.result["final_accuracy"]
-            state = (
-                f"{counted(self.result['rounds'], 'round')}, final accuracy {accuracy:.4f}"
-                if accuracy is not None
-                else "ended"
-            )
+            accuracy, state = self.result["final_accuracy"], counted(self.result["rounds"], "round")
+            state += "" if accuracy is None else f", final accuracy {accuracy:.4f}"
         except StorageError:
             state = "has not ended"
         return f"Run({str(self.folder)!r}: {state})"
@@ -105,30 +78,10 @@ class Run:
 def run(*overrides: str) -> Run:
     """Run one configuration and return the finished run.
 
-    Parameters
-    ----------
-    *overrides : str
-        Settings in Hydra's grammar, as on the command line: ``"method=fedcross"``, ``"rounds=20"``,
-        ``"resume=FOLDER"``.
-
-    Returns
-    -------
-    Run
-        The run, with its metrics, result, model and folder.
-
-    Raises
-    ------
-    ConfigError
-        If the configuration has errors. The message lists all of them; nothing has been written yet.
-
-    Notes
-    -----
-    Prints the progress. On an interrupt (Ctrl-C, a notebook's stop button), ends the worker processes and then raises
-    ``KeyboardInterrupt``; the finished rounds stay on disk.
+    `overrides` are settings in Hydra's grammar, as on the command line: ``"method=fedcross"``, ``"resume=FOLDER"``. An
+    interrupt (Ctrl-C, a notebook's stop button) raises ``KeyboardInterrupt``; the finished rounds stay on disk. A
+    ConfigError lists all errors of the configuration, before anything is written.
     """
-    from fedcross.server.command_line import read_plan
-    from fedcross.server.jobs import single
-
     plan = read_plan(_texts(overrides))
     if plan.multirun:
         raise ConfigError("fedcross.run: these settings describe several runs (a sweep). Use fedcross.sweep.")
@@ -143,9 +96,6 @@ class Sweep(list[Run]):
         """One tidy frame: a row for each round of each run, with the settings in which the runs differ as columns."""
         import pandas as pd
 
-        from fedcross.conf.compose import compose
-        from fedcross.server.run_folder import saved_overrides
-
         settings = pd.json_normalize([compose(saved_overrides(run.folder)) for run in self])
         differing = settings.loc[:, settings.astype(str).nunique() > 1].drop(columns="output", errors="ignore")
         parts = [run.metrics.assign(**{str(k): v for k, v in differing.iloc[i].items()}) for i, run in enumerate(self)]
@@ -155,26 +105,16 @@ class Sweep(list[Run]):
 def sweep(*overrides: str) -> Sweep:
     """Run every combination of the given settings, one after another, and return the runs in that order.
 
-    Parameters
-    ----------
-    *overrides : str
-        As for :func:`run`, with several values: ``"method=fedavg,fedcross"``, ``"seed=1,2,3"``;
-        ``"hydra.sweep.dir=DIR"`` sets the folder of the sweep; an interrupted sweep in it continues.
-
-    Raises
-    ------
-    ConfigError
-        If a combination has errors. The message lists the errors of all combinations; no run has started yet.
+    `overrides` are as for :func:`run`, with several values: ``"method=fedavg,fedcross"``, ``"seed=1,2,3"``;
+    ``"hydra.sweep.dir=DIR"`` sets the folder of the sweep; an interrupted sweep in it continues. A ConfigError lists
+    the errors of all combinations, before the first run starts.
     """
-    from fedcross.server.command_line import checked_plan
-    from fedcross.server.jobs import job_name, sweep_job
-
     plan = checked_plan(["-m", *_texts(overrides)])
     if plan.search:
         raise ConfigError("fedcross.sweep: a search runs on the command line: fedcross -m hydra/sweeper=optuna ...")
     named = any(o.startswith("hydra.sweep.dir=") for o in overrides)
     # Hydra remembers the time of its first composition, so it would name one folder for all sweeps of a process.
-    root = plan.folder if named and plan.folder else _unused(Path(time.strftime("multirun/%Y-%m-%d/%H-%M-%S")))
+    root = plan.folder if named and plan.folder else unused(Path(time.strftime("multirun/%Y-%m-%d/%H-%M-%S")))
     found = Sweep()
     for job in plan.jobs:
         folder = (root / job_name(job)).resolve()
@@ -184,32 +124,19 @@ def sweep(*overrides: str) -> Sweep:
 
 
 def load(folder: str | Path, data_root: str | None = None) -> Run:
-    """Return the run in `folder`, finished or not.
-
-    Raises
-    ------
-    StorageError
-        If `folder` holds no run.
-    """
+    """Return the run in `folder`, finished or not; a StorageError if it holds none."""
     path = Path(folder)
     if not (path / "metrics.jsonl").is_file():
         raise StorageError(f"{path}: no metrics.jsonl here. Name the folder of a run.")
     return Run(path.resolve(), data_root)
 
 
-def _texts(overrides: tuple[str, ...]) -> list[str]:
-    """Return `overrides` as a list, or raise a ConfigError about what is no text."""
+def _texts(overrides: Sequence[str]) -> list[str]:
     if wrong := [o for o in overrides if not isinstance(o, str)]:
         raise ConfigError(f'{wrong[0]!r}: a setting is text. Write "rounds=5".')
     return list(overrides)
 
 
-def _unused(folder: Path) -> Path:
-    """Return `folder`, or the first of ``folder-2``, ``folder-3``... that does not exist."""
-    names = (folder if i == 1 else folder.with_name(f"{folder.name}-{i}") for i in count(1))
-    return next(name for name in names if not name.exists())
-
-
-def _opened(folder: Path, overrides: tuple[str, ...] | list[str]) -> Run:
+def _opened(folder: Path, overrides: Sequence[str]) -> Run:
     root = [o.removeprefix("data_root=").strip("'\"") for o in overrides if o.startswith("data_root=")]
     return Run(folder, root[-1] if root else None)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedcross.conf.schema import load_text
 from fedcross.core.errors import FedcrossError, FederationError
 from fedcross.core.events import failed, log_format, say, structured
-from fedcross.core.run_config import overrides_of
+from fedcross.core.settings import overrides_of
+from fedcross.server.announce import ending
+from fedcross.server.observers.messages import progress
+from fedcross.server.run_folder import folder_of, written
+from fedcross.server.session import Session
+from fedcross.strategies.round.nodes import simulated
 
 #: The program in which Flower runs a ServerApp on its own.
 PROGRAM = "flwr-serverapp"
@@ -23,14 +27,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the configuration that the run config describes (:mod:`core.run_config`)."""
-    from fedcross.conf.schema import load_text
-    from fedcross.server.announce import ending
-    from fedcross.server.observers.progress import pick
-    from fedcross.server.run_folder import folder_of, written
-    from fedcross.server.session import Session
-    from fedcross.strategies.round.nodes import simulated
-
+    """Run the configuration that the run config describes (:mod:`core.settings`)."""
     nodes = len(list(grid.get_node_ids())) if simulated(grid) else None
     overrides = overrides_of(context.run_config, nodes)
     if apart := Path(sys.argv[0]).name == PROGRAM:
@@ -41,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
             with written(folder := folder_of(config)):
                 if not (config.output or config.resume):  # `flwr run`: no command has named it
                     say(f"folder {folder}")
-                session = Session(config, grid, pick(), folder)
+                session = Session(config, grid, progress(), folder)
                 result = session.execute()
         except MemoryError as error:
             raise FederationError(f"The ServerApp is out of memory ({error}). Lower clients_per_round.") from error
@@ -49,21 +46,8 @@ def main(grid: Grid, context: Context) -> None:
             if apart:  # otherwise the command reports it
                 failed(error)
             raise
-        if not structured() and _quiet["depth"] == 0:
+        if not structured():
             say(ending(result, folder, session.done, config.stop_at))
-
-
-_quiet = {"depth": 0}
-
-
-@contextmanager
-def untold() -> Iterator[None]:
-    """Do not print how a run ended that this process runs inside the block: it is a trial."""
-    _quiet["depth"] += 1
-    try:
-        yield
-    finally:
-        _quiet["depth"] -= 1
 
 
 def plain(record: logging.LogRecord) -> bool:

@@ -1,46 +1,40 @@
 """The audit trail ``audit.jsonl``: who was asked to train which slot, with which digests, and what became of it.
 
-The first line names the run. Each further line is on one request (:mod:`strategies.round.ledger`) and carries the
+The first line names the run. Each further line is on one request (:mod:`strategies.round.trail`) and carries the
 SHA-256 of the line before. The newest checkpoint and ``result.json`` hold number and SHA-256 of the last line. A
 resumed run continues the chain at the line that its checkpoint names. Whoever can rewrite all of these can forge them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
 from logging import WARNING
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple
 
 from flwr.common.logger import log
 
-from fedcross.core.errors import StorageError, remedy
-from fedcross.core.private_files import open_own, write_atomically
-from fedcross.core.strict_json import dumps
+from fedcross.core.errors import StorageError
+from fedcross.core.files import dumps
+from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.observers import Observer
+from fedcross.server.run_folder import Lines
 
 NAME, RESULT, FORMAT = "audit.jsonl", "result.json", 1
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """The last line of a chain: its number and its SHA-256; number -1 for an empty chain."""
 
     line: int = -1
     sha256: str = ""
 
-    def plain(self) -> dict[str, Any]:
-        """Return the head as JSON values."""
-        return asdict(self)
-
     @classmethod
     def of(cls, plain: object) -> Head | None:
-        """Return the head that :meth:`plain` described; None if `plain` is none."""
+        """Return the head that the mapping `plain` describes; None if there is none."""
         return cls(int(plain["line"]), str(plain["sha256"])) if isinstance(plain, Mapping) else None
 
 
@@ -51,47 +45,32 @@ class Audit(Observer):
     """
 
     watches = frozenset({"request_ended"})
+    file: Lines
 
     def __init__(self, folder: Path, run: str, settings: str, head: Head | None = None, after: int = 0) -> None:
-        self.path, self.run, self.head = folder / NAME, run, Head()
+        self.file, self.run, self.head = Lines(folder / NAME), run, Head()
         self._waiting: list[str] = []
-        self._file: IO[bytes] | None = None
-        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.is_file() and head is not None else []
-        self._kept = lines[: head.line + 1] if head is not None else []
+        self._kept = [] if head is None else self.file.read()[: head.line + 1]
         if head is not None and self._kept:
             if len(self._kept) <= head.line or _sha256(self._kept[-1]) != head.sha256:
-                raise StorageError(f"{self.path}: line {head.line} was changed. Look: fedcross audit {folder}")
+                raise StorageError(f"{self.file.path}: line {head.line} was changed. Look: fedcross audit {folder}")
             self.head = head
             return
         if after:
-            log(WARNING, "%s: missing so far; the audit trail begins after round %s.", self.path, after)
+            log(WARNING, "%s: missing so far; the audit trail begins after round %s.", self.file.path, after)
         self.add({"format": FORMAT, "settings": settings, "after_round": after})
 
     def add(self, facts: Mapping[str, Any]) -> None:
-        """Append a line; it is on disk after :meth:`flush`."""
+        """Append a line; it is on disk at the end of the round."""
         number = self.head.line + 1
         text = dumps({"line": number, "run": self.run, "before": self.head.sha256, **facts}, separators=(",", ":"))
-        self.head = Head(number, _sha256(text.encode()))
+        self.head = Head(number, _sha256(text))
         self._waiting.append(text)
 
-    def flush(self) -> None:
-        """Put all lines on disk; called before the metrics and the checkpoint of the round."""
-        if not self._waiting:
-            return
-        try:
-            if self._file is None:
-                write_atomically(self.path, b"".join(line + b"\n" for line in self._kept))
-                self._file = open_own(self.path, "ab")
-            self._file.write("".join(f"{text}\n" for text in self._waiting).encode())
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise StorageError(f"{self.path}: cannot be written ({error}). {remedy(error)}, then resume.") from error
-        self._waiting = []
-
     def run_started(self, run: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
-        """Put the first line on disk, before the first checkpoint."""
-        self.flush()
+        """Put the lines so far on disk, before the first checkpoint."""
+        self.file.start(self._kept)
+        self.round_finished({})
 
     def request(self, event: str, fields: Mapping[str, Any]) -> None:
         """Add a line on a request that has ended."""
@@ -99,44 +78,27 @@ class Audit(Observer):
 
     def round_finished(self, entry: Mapping[str, Any]) -> None:
         """Put the round's lines on disk, before its line of metrics and its checkpoint."""
-        self.flush()
-
-    def run_ended(self, result: Mapping[str, Any] | None, error: BaseException | None = None) -> None:
-        """Close the file."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
+        if self._waiting:
+            self.file.add(*self._waiting)
+        self._waiting = []
 
 
 def check(folder: Path) -> tuple[list[dict[str, Any]], list[str], dict[str, Head]]:
     """Return the lines of a trail, what is wrong with them, and where other files say that it ends.
 
-    Raises
-    ------
-    StorageError
-        If there is no readable trail.
+    A StorageError says that there is no readable trail.
     """
-    from fedcross.server.checkpoint import Checkpoints
-
-    said: dict[str, object] = {}
-    with contextlib.suppress(OSError, ValueError):
-        said[RESULT] = json.loads((folder / RESULT).read_bytes())
-    with contextlib.suppress(StorageError):
-        said["the newest checkpoint"] = Checkpoints(folder).identity()
-    heads = {name: Head.of(plain.get("audit")) for name, plain in said.items() if isinstance(plain, dict)}
-    ends = {name: head for name, head in heads.items() if head is not None}
+    ends = _ends(folder)
     try:
-        texts = (folder / NAME).read_bytes().split(b"\n")
+        texts = (folder / NAME).read_bytes().decode(errors="replace").split("\n")
     except OSError as error:
         raise StorageError(f"{folder / NAME}: no audit trail ({error.strerror}). log.audit=true writes one.") from error
-    faults = [] if texts.pop() == b"" and texts else [f"line {len(texts)}: cut off"]
-    lines: list[dict[str, Any]] = []
-    before, run = "", None
+    faults = [] if texts.pop() == "" and texts else [f"line {len(texts)}: cut off"]
+    lines, before, run = list[dict[str, Any]](), "", None
     for number, text in enumerate(texts):
-        try:
+        found = {}
+        with suppress(ValueError, TypeError, RecursionError):
             found = dict(json.loads(text))
-        except (ValueError, TypeError, RecursionError):
-            found = {}
         run = found.get("run") if number == 0 else run
         if (found.get("line"), found.get("before"), found.get("run")) != (number, before, run):
             faults.append(f"line {number}: it or the line before it was changed, moved or removed")
@@ -150,5 +112,14 @@ def check(folder: Path) -> tuple[list[dict[str, Any]], list[str], dict[str, Head
     return lines, faults, ends
 
 
-def _sha256(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
+def _ends(folder: Path) -> dict[str, Head]:
+    """Return where ``result.json`` and the newest checkpoint say that the trail ends."""
+    said: dict[str, object] = {"the newest checkpoint": Checkpoints(folder).identity()}
+    with suppress(OSError, ValueError):
+        said[RESULT] = json.loads((folder / RESULT).read_bytes())
+    heads = {name: Head.of(plain.get("audit")) for name, plain in said.items() if isinstance(plain, dict)}
+    return {name: head for name, head in heads.items() if head is not None}
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

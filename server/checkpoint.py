@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from logging import WARNING
 from pathlib import Path
@@ -23,8 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedcross.core.errors import StorageError
-from fedcross.core.private_files import open_lines, own_folder, write_atomically
-from fedcross.core.strict_json import dumps_exact, loads_exact
+from fedcross.core.files import dumps_exact, loads_exact, open_lines, own_folder, write_atomically
 from fedcross.server.run_folder import writing
 from fedcross.strategies.round.driver import Driver
 from fedcross.strategies.round.packing import Packed
@@ -38,22 +38,10 @@ _NAME = re.compile(r"round-(\d{6,18})\.safetensors")
 
 
 class Checkpoints:
-    """The checkpoints of one run.
-
-    Parameters
-    ----------
-    folder : Path
-        The run's folder.
-    keep : int
-        How many of the newest checkpoints stay.
-    milestone : int
-        The checkpoint of every `milestone`-th round is never deleted; 0 for none.
-    """
+    """The checkpoints of the run in `folder`: the newest `keep`, and that of every `milestone`-th round (0: none)."""
 
     def __init__(self, folder: Path, keep: int = 2, milestone: int = 0) -> None:
-        self.folder = folder / "checkpoints"
-        self.keep = keep
-        self.milestone = milestone
+        self.folder, self.keep, self.milestone = folder / "checkpoints", keep, milestone
 
     def path(self, number: int) -> Path:
         """Return the file of round `number`."""
@@ -71,21 +59,19 @@ class Checkpoints:
         header |= {"values": dumps_exact(state.values), "identity": dumps_exact(dict(identity))}
         header["digest"] = _digest(arrays, header["values"])
         header["seal"] = _seal(header)
+        path = self.path(number)
         try:
             data = save(arrays, metadata=header)
         except SafetensorError as error:
-            raise StorageError(
-                f"{self.path(number)}: the checkpoint cannot be written ({error}). A header holds up to 100 MB: keep "
-                "numbers of a method in arrays."
-            ) from error
-        with writing(self.path(number)):
+            raise StorageError(f"{path}: {error}. A header holds 100 MB: keep a method's numbers in arrays.") from error
+        with writing(path):
             own_folder(self.folder)
             # The line first: after a crash in between, the round and its line are written again.
             with open_lines(self.folder.parent / DIGESTS) as lines:
                 lines.write(dumps_exact({"round": number, "digest": header["digest"]}) + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())
-            write_atomically(self.path(number), data)
+            write_atomically(path, data)
             # Later rounds were passed over as damaged: they must not push out good ones.
             for old in [one for one in self.rounds() if one <= number][: -self.keep]:
                 if not (self.milestone and old and old % self.milestone == 0):
@@ -94,21 +80,17 @@ class Checkpoints:
     def load(self, number: int) -> tuple[Packed, dict[str, Any]]:
         """Return the state and identity in the checkpoint of round `number`; a StorageError if it cannot be used."""
         path, header = self.path(number), self._header(number)
-        try:
-            with safe_open(path, framework="numpy") as file:
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        with _reading(path), safe_open(path, framework="numpy") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             if header["digest"] != _digest(arrays, header["values"]):
                 raise StorageError(f"{path}: the digest does not match, so the file is damaged.")
             return Packed(arrays, loads_exact(header["values"])), loads_exact(header["identity"])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise StorageError(f"{path}: cannot be read ({error}).") from error
 
     def identity(self) -> dict[str, Any] | None:
         """Return the identity in the newest checkpoint with a readable header; None if there is none."""
         for number in reversed(self.rounds()):
             try:
-                found: dict[str, Any] = loads_exact(self._header(number)["identity"])
-                return found
+                return dict(loads_exact(self._header(number)["identity"]))
             except StorageError as error:
                 log(WARNING, "%s", error)
         return None
@@ -126,30 +108,28 @@ class Checkpoints:
 
     def restore(self, driver: Driver, state: Packed, number: int) -> None:
         """Let `driver` continue from `state`, that of round `number`; a StorageError if it is of another method."""
+        path = self.path(number)
         try:
             driver.restore(state)
         except StorageError as error:
-            raise StorageError(f"{self.path(number)}: {error}") from error
+            raise StorageError(f"{path}: {error}") from error
         except (LookupError, TypeError, ValueError) as error:
-            name = type(driver.method).__name__
-            raise StorageError(
-                f"{self.path(number)}: no state of this version's {name} ({error}). Continue with the version that "
-                "wrote it."
-            ) from error
+            said = (
+                f"no state of this {type(driver.method).__name__} ({error}). Continue with the version that wrote it."
+            )
+            raise StorageError(f"{path}: {said}") from error
         model = driver.global_model()
         for name, array in driver.start.arrays.items():
             if name in model and model[name].shape != array.shape:
                 raise StorageError(
-                    f"{self.path(number)}: {name!r} has shape {model[name].shape}, this run's network {array.shape}. "
-                    "Continue with the network that wrote it."
+                    f"{path}: {name!r} has shape {model[name].shape}, this run's network {array.shape}. Continue with "
+                    "the network that wrote it."
                 )
 
     def _header(self, number: int) -> dict[str, str]:
         """Return the header of the checkpoint of round `number`, or raise a StorageError that says why it is no use."""
         path = self.path(number)
-        try:
-            if not path.is_file():
-                raise StorageError(f"{path}: there is no such file.")
+        with _reading(path):
             with safe_open(path, framework="numpy") as file:
                 header = dict(file.metadata() or {})
             if header.get("format") != str(FORMAT):
@@ -161,8 +141,17 @@ class Checkpoints:
             if int(header["round"]) != number:
                 raise StorageError(f"{path}: the name says round {number}, the content round {header['round']}.")
             return header
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise StorageError(f"{path}: cannot be read ({error}).") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with reading `path` inside the block into a StorageError."""
+    try:
+        if not path.is_file():
+            raise StorageError(f"{path}: there is no such file.")
+        yield
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise StorageError(f"{path}: cannot be read ({error}).") from error
 
 
 def _seal(header: Mapping[str, str]) -> str:

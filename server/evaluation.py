@@ -15,7 +15,7 @@ from safetensors.numpy import save
 from torch import Tensor, nn
 
 from fedcross.client.device import evaluation_batch
-from fedcross.core.private_files import write_atomically
+from fedcross.core.files import write_atomically
 from fedcross.strategies.parts.widths import described, holds
 from fedcross.strategies.pool.pool import Arrays
 from fedcross.strategies.round.driver import Driver
@@ -29,20 +29,10 @@ from fedcross.tasks.scoring import scores as metrics_of
 
 
 class Evaluator:
-    """Evaluates models on a task's test set, in large batches on one device.
+    """Evaluates models on the central test set of `data`, which is prepared once and stays on `device`.
 
-    Parameters
-    ----------
-    model : nn.Module
-        The network; the evaluator overwrites its weights.
-    data : FederatedData
-        The central test set is prepared once and stays on `device`.
-    device : torch.device
-        Where to evaluate.
-    batch : int, optional
-        Examples per forward pass; by default as many as the device takes.
-    build : callable, optional
-        Width -> network, where models have several widths.
+    `model` is the network, whose weights are overwritten; `batch` the examples per forward pass (default: as the device
+    allows); `build` makes the network of a width, where models have several.
     """
 
     def __init__(
@@ -121,23 +111,17 @@ def write_model(path: Path, arrays: Arrays, tied: Mapping[str, str]) -> None:
 def across_clients(driver: Driver, grid: Grid, number: int) -> dict[str, Any]:
     """Ask every connected client for the accuracy of the global model on its own test part (federated evaluation).
 
-    Where models have several widths, a client gets the largest that its device can hold.
-
-    Returns
-    -------
-    dict
-        ``client_accuracy`` (partition id -> accuracy), and over the clients that answered its mean
-        ``client_accuracy_mean``, ``client_accuracy_worst_tenth`` and ``client_accuracy_std``; empty if none did.
+    Where models have several widths, a client gets the largest that its device can hold. Returns ``client_accuracy``
+    (partition id -> accuracy), and over the clients that answered ``client_accuracy_mean``, ``..._worst_tenth`` and
+    ``..._std``; an empty dict if none did.
     """
-    found_models = driver.evaluation()
-    models = found_models.clients or found_models.widths or {FULL: driver.global_model()}
-    coded = {size: encode(arrays) for size, arrays in models.items()}
-    asked: list[int] = []
-    messages = []
+    evaluated = driver.evaluation()
+    coded = {s: encode(a) for s, a in (evaluated.clients or evaluated.widths or {FULL: driver.global_model()}).items()}
+    asked, messages = list[int](), []
     driver.nodes.refresh(grid)
     for partition, node in driver.nodes.online.items():
-        held = driver.sender.budget(partition)
-        size = next((size for size in models if not driver.sized or holds(held, size)), None)
+        held = driver.nodes.budget(partition)
+        size = next((size for size in coded if not driver.ledger.widths or holds(held, size)), None)
         if size is None:
             continue
         config = ConfigRecord({"client": partition, "round": number, **described(size)})
@@ -157,26 +141,14 @@ def across_clients(driver: Driver, grid: Grid, number: int) -> dict[str, Any]:
     forget(grid, ids)
     if not found:
         return {}
-    values = list(found.values())
-    return {
-        "client_accuracy": {str(partition): found[partition] for partition in sorted(found)},
-        "client_accuracy_mean": float(np.mean(values)),
-        **spread(values, "client_accuracy"),
-    }
+    values, named = list(found.values()), {str(partition): found[partition] for partition in sorted(found)}
+    mean = float(np.mean(values))
+    return {"client_accuracy": named, "client_accuracy_mean": mean, **spread(values, "client_accuracy")}
 
 
 def mean_score(scores: Sequence[Score]) -> Score | None:
-    """Return the uniform mean of `scores`, entry by entry; None if there are none.
-
-    For methods without one global model. All scores come from the same test set, so a class is NaN in all or in none.
-    """
-    if not scores:
-        return None
-    if len(scores) == 1:
-        return scores[0]
-    per_class = np.mean([score.per_class for score in scores], axis=0)
-    return Score(
-        float(np.mean([score.accuracy for score in scores])),
-        float(np.mean([score.loss for score in scores])),
-        tuple(float(share) for share in per_class),
-    )
+    """Return the uniform mean of `scores` on one test set, entry by entry; None if there are none."""
+    if len(scores) < 2:
+        return scores[0] if scores else None
+    accuracy, loss = (float(np.mean([getattr(score, name) for score in scores])) for name in ("accuracy", "loss"))
+    return Score(accuracy, loss, tuple(np.mean([score.per_class for score in scores], axis=0).tolist()))

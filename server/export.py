@@ -1,31 +1,38 @@
-"""Models of a run for use elsewhere: rebuilt from a checkpoint, written to a file."""
+"""Models of a run for use elsewhere: rebuilt from a checkpoint; written as weights, ONNX or TorchScript."""
 
 from __future__ import annotations
 
+import copy
+import io
+import json
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from torch import Tensor, nn
 
-from fedcross.core.errors import StorageError
-from fedcross.core.overrides import quote, shown
+from fedcross.conf.schema import RunConfig, load
+from fedcross.core.errors import ConfigError, StorageError, install
+from fedcross.core.settings import quote, shown
 from fedcross.server.checkpoint import Checkpoints
 from fedcross.server.evaluation import write_model
-from fedcross.server.network_files import file_of
 from fedcross.server.run_folder import saved_overrides, writing
-from fedcross.server.run_paths import with_paths
-from fedcross.server.widths import corners_for
+from fedcross.server.run_setup import corners_for
 from fedcross.strategies.method import Start
 from fedcross.strategies.pool.pool import Arrays
+from fedcross.strategies.round.driver import Driver
 from fedcross.strategies.round.run import open_run
 from fedcross.strategies.round.settings import RoundSettings
-
-if TYPE_CHECKING:
-    from fedcross.conf.schema import RunConfig
-    from fedcross.strategies.round.driver import Driver
-    from fedcross.tasks.base import Task
-    from fedcross.tasks.models.width import Width
+from fedcross.tasks.base import Task
+from fedcross.tasks.models._recurrent import LastStepLSTM
+from fedcross.tasks.models.pooling import MaxPool2
+from fedcross.tasks.models.weights import load_arrays
+from fedcross.tasks.models.width import Width
+from fedcross.tasks.reading.params import Normalise
 
 #: File format -> the end of the file's name.
 SUFFIX = {"safetensors": ".safetensors", "onnx": ".onnx", "torchscript": ".pt"}
@@ -40,31 +47,12 @@ def export(
     data_root: str | None = None,
     width: float | str | None = None,
 ) -> Path:
-    """Write a model of `run`; return the file's path.
+    """Write a model of `run`, as round `number` (default: the newest checkpoint) left it; return the file's path.
 
-    Parameters
-    ----------
-    run : Path
-        A run's folder.
-    number : int, optional
-        The round of the checkpoint; None for the newest.
-    model : int, optional
-        Index of a middleware model of the pool, from 0; None for the global model.
-    out : Path, optional
-        The file to write; by default ``model-round-NUMBER...`` in `run`.
-    kind : {"safetensors", "onnx", "torchscript"}
-        The trained weights, or the whole network from prepared inputs (batch, ...) to scores (batch, classes).
-    data_root : str, optional
-        Folder of the data sets, from which a network's shape of inputs comes.
-    width : float or str, optional
-        The global model of this width, as reports name it (``0.4@2`` keeps two groups whole); None for the widest.
-
-    Raises
-    ------
-    StorageError
-        If there is no such run, round, model or width, or `out` cannot be written.
-    ConfigError
-        If torch's exporter cannot write the network.
+    By default it is the widest global model. `model` is the index, from 0, of a middleware model; `width` that of
+    another global model (``0.4@2`` keeps two groups whole). `kind` is a name of :data:`SUFFIX`: the weights, or the
+    whole network from prepared inputs (batch, ...) to scores (batch, classes). `out` is by default
+    ``model-round-NUMBER...`` in `run`; the data in `data_root` say the shape of a network's inputs.
     """
     if model is not None and width is not None:
         raise StorageError("--model and --width: a middleware model has its own width. Give one of them.")
@@ -77,20 +65,12 @@ def export(
         if kind == "safetensors":
             write_model(path, arrays, identity.get("tied", {}))
         else:
-            rebuilt, config = _network(run, data_root, size)
-            _load(rebuilt, arrays, run)
-            path.write_bytes(file_of(kind, rebuilt, _task(config)))
+            path.write_bytes(file_of(kind, *_network(run, arrays, data_root, size)))
     return path
 
 
 def network(run: Path, data_root: str | None = None, width: float | str | None = None) -> nn.Module:
-    """Return the network of `run` with its final global weights, or those of the newest checkpoint.
-
-    `width` names one of the widths of a run whose models have several, from the newest checkpoint.
-    """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
+    """Return the network of `run` with its final global weights, or of `width` from the newest checkpoint."""
     final, size = run / "model.safetensors", None
     if width is None and final.exists():
         try:
@@ -100,12 +80,7 @@ def network(run: Path, data_root: str | None = None, width: float | str | None =
     else:
         _, driver, _ = _checkpoint(run, None)
         arrays, size = _global(driver, width, run)
-    model, _ = _network(run, data_root, size)
-    _load(model, arrays, run)
-    return model.eval()
-
-
-# ---- what a run holds -------------------------------------------------------------------------------------------
+    return _network(run, arrays, data_root, size)[0].eval()
 
 
 def _checkpoint(run: Path, number: int | None) -> tuple[int, Driver, dict[str, Any]]:
@@ -148,34 +123,25 @@ def _middleware(driver: Driver, model: int, run: Path) -> tuple[Arrays, Width | 
         found = f"the middleware models 0 to {len(pool) - 1}" if pool is not None else "no middleware models"
         raise StorageError(f"--model {model}: {run} has {found}.")
     arrays: Arrays = pool.model(model)
-    return arrays, pool.sizes[model] if driver.sized else None
+    return arrays, pool.sizes[model] if driver.ledger.widths else None
 
 
 def config_of(run: Path, data_root: str | None) -> RunConfig:
     """Return the checked configuration of `run`."""
-    from fedcross.conf.schema import load
-
-    given = [f"data_root={quote(data_root)}"] if data_root else []
-    return load([*with_paths(run, saved_overrides(run), given), *given])
+    return load([*saved_overrides(run), *([f"data_root={quote(data_root)}"] if data_root else [])])
 
 
-def _network(run: Path, data_root: str | None, size: Width | None) -> tuple[nn.Module, RunConfig]:
-    """Return the network of `run` for evaluation, of `size` or of the global model, and the configuration."""
-    from fedcross.tasks.models.width import Width
-
+def _network(run: Path, arrays: Arrays, data_root: str | None, size: Width | None) -> tuple[nn.Module, Task]:
+    """Return the network of `run` for evaluation, of `size` or of the global model, with weights `arrays`; its task."""
     config = config_of(run, data_root)
-    widths = getattr(config.method, "widths", ())
-    trained, _ = config.network(_task(config), width=size or (Width(max(widths)) if widths else None))
-    return config.new_method().network(trained, deployed=True), config
-
-
-def _load(model: nn.Module, arrays: Arrays, run: Path) -> None:
-    from fedcross.tasks.models.weights import load_arrays
-
+    task, widths = _task(config), getattr(config.method, "widths", ())
+    trained, _ = config.network(task, width=size or (Width(max(widths)) if widths else None))
+    model = config.new_method().network(trained, deployed=True)
     try:
         load_arrays(model, arrays)
     except RuntimeError as error:
         raise StorageError(f"{run}: its weights do not fit its network ({error}). Was the model changed?") from error
+    return model, task
 
 
 def _task(config: RunConfig) -> Task:
@@ -183,3 +149,117 @@ def _task(config: RunConfig) -> Task:
     outline = getattr(config.module("task"), "outline", None)
     found: Task | None = outline(config.task) if outline else None
     return config.load_data().task if found is None else found
+
+
+#: Largest difference between scores of the file and of the network, relative to the largest score (at least 1).
+TOLERANCE = 1e-4
+#: Sizes of the batches with which a file is checked; the first one traces the network.
+BATCHES = (2, 5)
+
+
+def _inputs(task: Task, count: int) -> Tensor:
+    """Return prepared inputs of the task, (count, ...): its first test inputs, random ones if it has too few."""
+    raw = task.test.x[:count]
+    if len(raw) < count:
+        draws, shape = np.random.default_rng(0), (count, *task.shape)
+        numbers = draws.integers(0, task.vocabulary or 256, shape) if raw.dtype.kind in "iu" else draws.random(shape)
+        raw = numbers.astype(task.test.x.dtype)
+    found: Tensor = task.prepare(raw)
+    return found
+
+
+def file_of(kind: str, network: nn.Module, task: Task) -> bytes:
+    """Return the file of `network`, after a check that it computes the network's scores for two sizes of batch."""
+    writer, reader = {"onnx": (_onnx, _onnx_scores), "torchscript": (_script, _script_scores)}[kind]
+    model = _plain(network)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's exporters about torch's own code
+        try:
+            content = writer(model, _inputs(task, BATCHES[0]), notes(task))
+        except ImportError as error:
+            raise ConfigError(f"--format {kind}: {error.name} is not installed. {install('onnx')}.") from error
+        except (RuntimeError, torch.onnx.OnnxExporterError) as error:
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise ConfigError(f"--format {kind}: torch's exporter cannot write this network ({said}).") from error
+        for size in BATCHES:
+            batch = _inputs(task, size)
+            expected, found = model(batch), reader(content, batch)
+            difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+            if not difference <= TOLERANCE:
+                raise StorageError(f"--format {kind}: scores differ by {difference:.2g}. Nothing was written.")
+    return content
+
+
+def notes(task: Task) -> dict[str, str]:
+    """Return how raw examples become inputs and what the scores mean, as JSON texts for the file's metadata."""
+    prepare = task.prepare
+    found: dict[str, Any] = {"shape": list(task.shape), "number_of_classes": task.classes}
+    found |= {"classes": list(task.label_names), "features": list(task.feature_names)}
+    texts = {"task": task.name}
+    if isinstance(prepare, Normalise):
+        texts |= {"inputs": "float32", "prepare": "inputs = (raw / scale - mean) / std"}
+        found |= {"scale": prepare.scale, "mean": prepare.mean, "std": prepare.std}
+    elif task.vocabulary:
+        texts |= {"inputs": "int64", "prepare": "inputs = token ids, 0 is padding"}
+        found["vocabulary"] = task.vocabulary
+    return texts | {name: json.dumps(value) for name, value in found.items() if value != []}
+
+
+class _LastStep(nn.Module):
+    """The last step, (batch, width), of an LSTM's output, (batch, length, width) and a state."""
+
+    def forward(self, found: tuple[Tensor, object]) -> Tensor:
+        return found[0][:, -1]
+
+
+def _plain(network: nn.Module) -> nn.Module:
+    """Return a copy of `network` on the CPU in evaluation mode, with torch's own layers in place of fedcross's."""
+    copied = copy.deepcopy(network).cpu().eval()
+    for name, layer in list(copied.named_modules()):
+        if isinstance(layer, LastStepLSTM):
+            layer.__class__ = nn.LSTM  # type: ignore[assignment]
+            replaced: nn.Module = nn.Sequential(layer, _LastStep())
+        elif isinstance(layer, MaxPool2):
+            replaced = nn.MaxPool2d(2)
+        else:
+            continue
+        parent, _, child = name.rpartition(".")
+        setattr(copied.get_submodule(parent), child, replaced)
+    return copied
+
+
+def _onnx(model: nn.Module, inputs: Tensor, metadata: dict[str, str]) -> bytes:
+    import onnx
+
+    names: dict[str, Any] = {"input_names": ["inputs"], "output_names": ["scores"]}
+    if any(isinstance(layer, nn.RNNBase) for layer in model.modules()):
+        # The new exporter writes a loop over the steps; the older one ONNX's own LSTM, which is small and fast.
+        file, axes = io.BytesIO(), {"inputs": {0: "batch"}, "scores": {0: "batch"}}
+        torch.onnx.export(model, (inputs,), file, dynamo=False, dynamic_axes=axes, **names)  # type: ignore[arg-type]
+        proto: Any = onnx.load_from_string(file.getvalue())
+    else:
+        shapes = ({0: torch.export.Dim("batch", min=1)},)
+        program: Any = torch.onnx.export(model, (inputs,), dynamo=True, dynamic_shapes=shapes, verbose=False, **names)
+        proto = program.model_proto
+    onnx.helper.set_model_props(proto, metadata)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+def _onnx_scores(content: bytes, inputs: Tensor) -> Tensor:
+    import onnxruntime  # type: ignore[import-untyped]
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])
+
+
+def _script(model: nn.Module, inputs: Tensor, metadata: dict[str, str]) -> bytes:
+    traced = torch.jit.trace(model, (inputs,), check_trace=False)  # type: ignore[no-untyped-call]
+    file = io.BytesIO()
+    torch.jit.save(traced, file, _extra_files={"fedcross.json": json.dumps(metadata)})
+    return file.getvalue()
+
+
+def _script_scores(content: bytes, inputs: Tensor) -> Tensor:
+    found: Tensor = torch.jit.load(io.BytesIO(content))(inputs)  # type: ignore[no-untyped-call]
+    return found

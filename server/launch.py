@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from omegaconf import OmegaConf
+
+from fedcross.client.app import app as client_app
+from fedcross.client.app import together, warm_for
+from fedcross.client.device import pick_device
+from fedcross.conf.compose import compose, join
+from fedcross.conf.cross_checks import remarks
+from fedcross.conf.schema import RunConfig, load
 from fedcross.core.errors import ConfigError, DataError
 from fedcross.core.events import say
-from fedcross.core.overrides import quote, shown
-from fedcross.core.private_files import own_folder, write_atomically
-
-if TYPE_CHECKING:
-    from fedcross.conf.schema import RunConfig
-    from fedcross.tasks.data import FederatedData
+from fedcross.core.files import own_folder, write_atomically
+from fedcross.core.paths import import_root
+from fedcross.core.settings import device_name, gpus_for, quote
+from fedcross.engines.job import Job, engine_of
+from fedcross.server.announce import place
+from fedcross.server.app import app as server_app
+from fedcross.server.checkpoint import Checkpoints
+from fedcross.server.identity import check_continues, check_data, digests_of
+from fedcross.server.run_folder import claimed, refuse_used, writing, written
+from fedcross.server.run_setup import check_run
+from fedcross.strategies.round.clock import ReplayClock
+from fedcross.tasks.data import FederatedData
 
 #: Seconds for which a run waits for the previous server in its folder, whose command was killed, say.
 SERVER_ENDS_S = 15.0
@@ -29,43 +43,16 @@ class RunInterrupted(KeyboardInterrupt):
         super().__init__(f"the run in {folder} was interrupted")
         self.folder = folder
 
-    def advice(self) -> str:
-        """Return how far the run came and how it goes on."""
-        from fedcross.server.checkpoint import Checkpoints
 
-        if rounds := max(Checkpoints(self.folder).rounds(), default=0):
-            return f"Interrupted after round {rounds}. Continue it with: fedcross resume={shown(self.folder)}"
-        return f"Interrupted before the first checkpoint. Nothing of {self.folder} can be continued: start again."
-
-
-def launch(
-    overrides: list[str], output: Path, *, claim: bool = True, numbered: bool = False, tell: bool = False
-) -> Path:
+def launch(overrides: list[str], output: Path, *, claim: bool = True) -> Path:
     """Run one configuration with its engine and return the run's folder; nothing is written before all is checked.
 
-    Parameters
-    ----------
-    overrides : list of str
-        Settings of the run.
-    output : Path
-        The run's folder, unless ``output=`` or ``resume=`` sets another one.
-    claim : bool
-        Whether to lock the folder and refuse a used one; a sweep has done both for its jobs.
-    numbered : bool
-        Whether to add a number to the name of `output` if it holds a run.
-    tell : bool
-        Whether to print the device and the folder.
+    `output` is the folder unless ``output=`` or ``resume=`` sets another one. `claim`: lock the folder and refuse a
+    used one; a sweep has done both for its jobs.
     """
-    from fedcross.conf.cross_checks import remarks
-    from fedcross.conf.schema import load
-    from fedcross.server import announce
-    from fedcross.server.run_folder import claimed, refuse_used, unused, written
-
     config = load(overrides)
     _warn(remarks(config))
     folder = Path(config.resume or config.output or output).resolve()
-    if numbered and not (config.resume or config.output):
-        folder = unused(folder)
     if claim and folder.exists():  # before the data are read
         with claimed(folder):
             if config.resume is None:
@@ -75,39 +62,29 @@ def launch(
         with claimed(folder) if claim else nullcontext():
             with written(folder, wait_s=SERVER_ENDS_S):
                 pass  # no other server writes there
-            if tell:
-                say(announce.place(config, folder))
+            say(place(config, folder))
             _run(config, overrides, folder)
     except KeyboardInterrupt as stop:
         raise RunInterrupted(folder) from stop
     return folder
 
 
-def _warn(remarks: list[str]) -> None:
+def _warn(remarks: Sequence[str]) -> None:
     for remark in remarks:
         say(f"Note: {remark}", "WARNING")
 
 
 def _own_folders(config: RunConfig) -> bool:
     """Return whether each machine of the federation has folders and devices of its own."""
-    from fedcross.engines.job import engine_of
-
     return bool(engine_of(config.module("engine")).CAPABILITIES.own_folders)
 
 
 def _check(config: RunConfig, folder: Path) -> None:
     """Check device, data, model and, of a resumed run, that it continues the one in `folder`."""
-    from fedcross.client.device import pick_device
-    from fedcross.server import announce, run_paths
-    from fedcross.server.widths import check_run
-
     if config.device not in ("auto", "cpu") and not _own_folders(config):
         pick_device(config.device)
-    run_paths.check_events(config)
-    try:
-        data = announce.read(config)
-    except DataError as error:
-        raise error if config.resume is None else run_paths.moved_data(config, error) from error
+    check_events(config)
+    data = _read(config)
     count = 0 if data.partition.own else len(data.partition)
     if 0 < count < config.clients_per_round:
         raise ConfigError(f"clients_per_round={config.clients_per_round}: these data have {count} clients. Lower it.")
@@ -118,6 +95,37 @@ def _check(config: RunConfig, folder: Path) -> None:
     _warn([*check_run(config, data.task, count), *(room(trained, count) if callable(room) else [])])
     if config.resume is not None:
         _check_continues(config, folder, data)
+
+
+def check_events(config: RunConfig) -> None:
+    """Raise a ConfigError if the record of visits of a replay has fewer visits, slots or clients than the run needs."""
+    if config.clock.events is None:
+        return
+    visits, per_round = ReplayClock.read(Path(config.clock.events)).events, config.clients_per_round
+    most = {"slot": per_round, "client": getattr(config.partition, "clients", None) or 1 << 31}
+    too_high = any(visit.get(name, 0) >= limit for visit in visits.values() for name, limit in most.items())
+    if too_high or len(visits) < min(config.rounds, config.stop_at or config.rounds) * per_round:
+        raise ConfigError(
+            f"clock.events={config.clock.events}: its {len(visits)} visits are of a run with other rounds, "
+            "clients_per_round or partition.clients. Give those of the recorded run."
+        )
+
+
+def _read(config: RunConfig) -> FederatedData:
+    """Read the data of `config`, and print so before and after."""
+    say(f"Reading {config.names['task']} ...")
+    try:
+        data = config.load_data()
+    except DataError as error:
+        folder = Path(getattr(config.task, "root", config.data_root))
+        if config.resume is None or folder.is_dir():
+            raise
+        name = "data_root" if folder == Path(config.data_root) else "task.root"
+        raise DataError(f"{folder}: the data of this run are missing here. Name them: {name}=DIR. ({error})") from error
+    parts = f"{len(data.task.train)} training examples over {len(data.partition)} clients"
+    parts = "training examples on the devices" if data.partition.own else parts
+    say(f"{parts}, {len(data.task.test)} test examples, {data.task.classes} classes")
+    return data
 
 
 def _own_tests(config: RunConfig, data: FederatedData) -> list[str]:
@@ -133,39 +141,23 @@ def _own_tests(config: RunConfig, data: FederatedData) -> list[str]:
 
 def _check_continues(config: RunConfig, folder: Path, data: FederatedData) -> None:
     """Raise an error if `config` on `data` does not continue the run in `folder`; nothing has been changed yet."""
-    from fedcross.server.checkpoint import Checkpoints
-    from fedcross.server.identity import check_continues, check_data, digests_of
-    from fedcross.server.run_folder import refuse_blocked
-
     done, _, identity = Checkpoints(folder).latest()
     check_continues(identity, config)
     if not _own_folders(config):  # otherwise the server's data lie in another folder
         check_data(identity.get("data"), digests_of(config, data))
-    refuse_blocked(folder)
     if config.rounds < done:
         raise ConfigError(f"rounds={config.rounds}: the run in that folder has {done} already. Give {done} or more.")
 
 
 def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
     """Write the run's settings into `folder` and start its engine."""
-    from fedcross.client.app import app as client_app
-    from fedcross.client.app import together, warm_for
-    from fedcross.conf.compose import join
-    from fedcross.core.paths import import_root
-    from fedcross.core.site import device_name, gpus_for
-    from fedcross.engines.job import Job, engine_of
-    from fedcross.server import run_paths
-    from fedcross.server.app import app as server_app
-
-    paths = run_paths.paths_of(config, overrides)
-    settled = [o for o in overrides if o.split("=")[0] not in {"output", "data_root", "resume"}]
-    record(folder, settled)
-    run_paths.write(folder, paths)
-    absolute = {"output": str(folder)} | ({} if config.resume is None else {"resume": str(folder)})
-    names = [run_paths.EVENTS] + ([] if _own_folders(config) else [run_paths.DATA])  # the server may run elsewhere
-    absolute |= {name: paths[name] for name in names if name in paths}
-    settled = [o for o in settled if run_paths.name_of(o) not in absolute]
-    text = join([*settled, *(f"{name}={quote(path)}" for name, path in absolute.items())])
+    settings = [o for o in overrides if o.split("=")[0] not in {"output", "data_root", "resume"}]
+    paths = paths_of(config, overrides)
+    record(folder, _with_paths(settings, paths))
+    if _own_folders(config):  # the server and the devices have their own
+        paths = {name: path for name, path in paths.items() if name == "clock.events"}
+    paths |= {"output": str(folder)} | ({} if config.resume is None else {"resume": str(folder)})
+    text = join(_with_paths(settings, paths))
     os.environ["FEDCROSS_STATE"] = STATE or str(folder / "clients")
     data = config.load_data()
     clients = config.clients_per_round if data.partition.own else len(data.partition)
@@ -174,13 +166,26 @@ def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
     engine_of(config.module("engine")).run(job)
 
 
+def paths_of(config: RunConfig, overrides: Sequence[str]) -> dict[str, str]:
+    """Return the absolute paths of a run by their settings; the task's folder only where `overrides` name it.
+
+    With ``engine.authority``, on a network, the task's folder is one on every device and stays as it is.
+    """
+    authority = getattr(config.engine, "authority", None)
+    found = {"data_root": config.data_root, "engine.authority": authority, "clock.events": config.clock.events}
+    if authority is None and any(o.lstrip("+").startswith("task.root=") for o in overrides):
+        found["task.root"] = getattr(config.task, "root", None)
+    return {name: str(Path(path).expanduser().resolve()) for name, path in found.items() if path is not None}
+
+
+def _with_paths(settings: Sequence[str], paths: Mapping[str, str]) -> list[str]:
+    """Return `settings` with those `paths` in place of their own."""
+    kept = [one for one in settings if one.lstrip("+").partition("=")[0] not in paths]
+    return [*kept, *(f"{name}={quote(path)}" for name, path in paths.items())]
+
+
 def record(folder: Path, overrides: list[str]) -> None:
     """Write ``.hydra/config.yaml`` and ``.hydra/overrides.yaml`` with the settings of the run."""
-    from omegaconf import OmegaConf
-
-    from fedcross.conf.compose import compose
-    from fedcross.server.run_folder import writing
-
     with writing(folder / ".hydra"):
         own_folder(folder / ".hydra")
         for name, content in (("config", compose(overrides)), ("overrides", overrides)):

@@ -14,21 +14,19 @@ from typing import Any
 
 from fedcross.conf.schema import Privacy
 
-UNIT = "one client's whole data replaced by any other, all of its uploads, against the server and other clients"
+UNIT = "one client's whole training data replaced by any other, all its uploads, against the server and other clients"
 
 
 def epsilon(settings: Privacy, uploads: int) -> float:
     """Return the smallest epsilon at ``settings.delta`` after `uploads` uploads of one client."""
     from scipy.optimize import brentq
 
-    if uploads == 0:
-        return 0.0
     mu = 2 * math.sqrt(uploads) / settings.noise  # sensitivity in standard deviations
 
     def excess(eps: float) -> float:
         return delta_of(mu, eps) - settings.delta
 
-    if excess(0.0) <= 0:
+    if uploads == 0 or excess(0.0) <= 0:
         return 0.0
     highest = 1.0
     while excess(highest) > 0:
@@ -49,27 +47,15 @@ def delta_of(mu: float, eps: float) -> float:
 def statement(settings: Privacy, requests: Mapping[int, int]) -> dict[str, Any]:
     """Return the ``privacy`` object of ``result.json``, for the client that received the most requests."""
     uploads = max(requests.values(), default=0)
-    found = {
-        "epsilon": epsilon(settings, uploads),
-        "delta": settings.delta,
-        "unit": UNIT,
-        "uploads": uploads,
-        "clip": settings.clip,
-        "noise": settings.noise,
-        "randomness": settings.randomness,
+    eps = epsilon(settings, uploads)
+    odds = f"e^{eps:.3g}" if eps > 5 else f"{math.exp(eps):.3g}"
+    strength = "a strong" if eps <= 1 else "a usual" if eps <= 10 else "hardly any"
+    known = " The noise is seeded: whoever knows the seed can remove it." if settings.randomness == "seed" else ""
+    return {
+        **{"epsilon": eps, "delta": settings.delta, "unit": UNIT, "uploads": uploads},
+        **{name: getattr(settings, name) for name in ("clip", "noise", "randomness")},
         "accountant": "exact Gaussian mechanism (Balle and Wang, 2018)",
+        "meaning": f"Privacy: epsilon {eps:.3g} at delta {settings.delta:g} after {uploads} uploads of one client. "
+        f"Replacing all training data of a client changes the odds of any observation at most {odds}-fold: {strength} "
+        f"guarantee.{known}",
     }
-    return found | {"meaning": sentence(found)}
-
-
-def sentence(found: Mapping[str, Any]) -> str:
-    """Return what the ``privacy`` object of ``result.json`` means, for the terminal and reports."""
-    odds = f"e^{found['epsilon']:.3g}" if found["epsilon"] > 5 else f"{math.exp(found['epsilon']):.3g}"
-    strength = "a strong" if found["epsilon"] <= 1 else "a usual" if found["epsilon"] <= 10 else "hardly any"
-    text = (
-        f"Privacy: epsilon {found['epsilon']:.3g} at delta {found['delta']:g} after {found['uploads']} uploads of one "
-        f"client. Replacing all data of a client changes the odds of any observation at most {odds}-fold: {strength} "
-        "guarantee."
-    )
-    known = " The noise is seeded: whoever knows the seed can remove it." if found["randomness"] == "seed" else ""
-    return text + known

@@ -1,11 +1,9 @@
 """The write-ahead log of accepted replies: after a crash of the server no accepted work of a client is lost.
 
-``checkpoints/accepted.log`` holds all replies accepted since the last checkpoint, and from which clients each
-round was drawn. A reply is accepted once its record is on disk (append, fdatasync). After a crash the server repeats
-these rounds with the same clients, takes their replies from the log and requests the rest. Each checkpoint empties it.
-
-A record is ``magic, length, CRC-32, bytes``; the bytes are a safetensors file whose header describes the record. The
-log ends before the first incomplete or damaged record.
+``checkpoints/accepted.log`` holds the replies accepted since the last checkpoint, each on disk (fdatasync) before it
+counts, and from which clients each round was drawn. After a crash the server repeats these rounds with the same
+clients and requests only the missing replies. A record is ``magic, length, CRC-32`` and a safetensors file whose header
+describes it; the log ends before the first incomplete or damaged record.
 """
 
 from __future__ import annotations
@@ -16,95 +14,81 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 from flwr.common.logger import log
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from fedcross.core.private_files import open_own, own_folder
-from fedcross.core.replacing import sync_folder
-from fedcross.core.strict_json import dumps_exact, loads_exact
+from fedcross.core.files import dumps_exact, loads_exact, open_own, own_folder, sync_folder
 from fedcross.server.run_folder import writing
 from fedcross.strategies.method import Round, Trace, Upload
 from fedcross.strategies.pool.pool import Arrays
 from fedcross.strategies.wire.protocol import EXTRA
 
+CURE = "then resume, or set checkpoint.log=false"
 #: Names the node whose reply is being pulled, while it is.
 PULLING = "pulling"
-MAGIC = b"FCL2"
+MAGIC = b"FCL3"
+#: Fields of an upload that the header of its record holds as they are.
+FIELDS = ("client", "slot", "num_examples", "metrics", "nbytes")
 _HEAD = struct.Struct("<4sQI")
 _MODEL = "model."
 
 
 class WriteAheadLog:
-    """The log of one run, a :class:`strategies.round.federation.ReplyLog`.
+    """The log of one run, a :class:`strategies.round.ledger.ReplyLog`.
 
-    Parameters
-    ----------
-    folder : Path
-        The run's folder.
-    run : str
-        The run's identity; a log of another run is ignored.
-    after : int
-        The round of the checkpoint from which the run continues; a log that follows another checkpoint is ignored.
+    A log of another run than `run` is ignored, and one that follows another checkpoint than that of round `after`.
     """
 
     def __init__(self, folder: Path, run: str, after: int) -> None:
         self.path = folder / "checkpoints" / "accepted.log"
         self.run, self._after = run, after
-        self._available: dict[int, list[int]] = {}
-        self._widths: dict[int, dict[int, float]] = {}
+        self._draws: dict[int, dict[str, Any]] = {}  # round -> its record
         self._accepted: dict[tuple[int, int], list[Upload]] = {}  # (round, exchange) -> uploads
         self._over: set[tuple[int, int]] = set()
         self._order: list[tuple[int, int, float | None]] = []
-        self._file: BinaryIO | None = None  # opened when the first record is written
-        with self._writing():
+        self._file: IO[bytes] | None = None  # opened when the first record is written
+        with writing(self.path, CURE):
             self._good = self._read() if self.path.is_file() else 0
 
     def available(self, number: int) -> list[int] | None:
         """Return the partitions from which round `number` drew its clients; None if the round had not begun."""
-        return self._available.get(number)
+        found: list[int] | None = self._draws.get(number, {}).get("available")
+        return found
 
     def widths(self, number: int) -> dict[int, float] | None:
         """Return the widths that devices had told when round `number` was drawn; None if it depends on none."""
-        return self._widths.get(number)
+        found = self._draws.get(number, {}).get("widths")
+        return None if found is None else dict(found)
 
     def draw(self, number: int, available: Sequence[int], widths: Mapping[int, float] | None = None) -> None:
         """Record from which partitions, of which `widths`, a round draws its clients; the first reply syncs it."""
-        facts: dict[str, Any] = {"kind": "draw", "round": number, "available": _spans(available)}
-        if widths is not None:
-            by_width = {width: [one for one in sorted(widths) if widths[one] == width] for width in widths.values()}
-            facts["widths"] = [[width, _spans(by_width[width])] for width in sorted(by_width)]
-        self._append(facts, durable=False)
+        facts: dict[str, Any] = {"kind": "draw", "round": number, "available": list(available)}
+        self._append(facts if widths is None else {**facts, "widths": list(widths.items())}, durable=False)
 
     def accepted(self, current: Round) -> list[Upload]:
         """Return the uploads accepted in this exchange; each upload is returned once."""
         found = self._accepted.pop((current.number, current.exchange), [])
         if found:
-            log(
-                INFO, "fedcross: %s replies of round %s are in the log, not requested again", len(found), current.number
-            )
+            log(INFO, "fedcross: %s replies of round %s are in the log, not asked again", len(found), current.number)
         return found
 
     def accept(self, current: Round, upload: Upload) -> None:
         """Record `upload`; it is on disk when this method returns."""
         facts = {
             **{"kind": "reply", "round": current.number, "exchange": current.exchange},
-            **{name: getattr(upload, name) for name in ("client", "slot", "num_examples", "nbytes")},
-            "metrics": dict(upload.metrics),
+            **{name: getattr(upload, name) for name in FIELDS},
             "order": [list(upload.arrays), {group: list(arrays) for group, arrays in upload.extras.items()}],
             **({} if upload.trace is None else {"trace": asdict(upload.trace)}),
         }
-        arrays = {_MODEL + name: array for name, array in upload.arrays.items()}
-        for group, members in upload.extras.items():
-            arrays |= {f"{EXTRA}{group}/{name}": array for name, array in members.items()}
-        self._append(facts, arrays)
+        extras = {f"{EXTRA}{group}/{name}": a for group, found in upload.extras.items() for name, a in found.items()}
+        self._append(facts, {_MODEL + name: array for name, array in upload.arrays.items()} | extras)
 
     def is_over(self, current: Round) -> bool:
         """Return whether the log says that the exchange has ended."""
@@ -121,7 +105,7 @@ class WriteAheadLog:
 
     def pulling(self, node: int | None) -> None:
         """Note which node's reply is pulled next; None: none is. A death of this process leaves the note."""
-        with self._writing():
+        with writing(self.path, CURE):
             own_folder(self.path.parent)
             self.path.with_name(PULLING).write_text("" if node is None else str(node))
 
@@ -132,8 +116,6 @@ class WriteAheadLog:
         except FileNotFoundError:
             return []
         return [int(noted)] if noted.isdecimal() else []
-
-    # ---- the file ---------------------------------------------------------------------------------------------
 
     def restart(self, after: int) -> None:
         """Empty the log, because the checkpoint of round `after` is on disk."""
@@ -148,18 +130,14 @@ class WriteAheadLog:
                 self._file.close()
             self._file = None
 
-    def _writing(self) -> AbstractContextManager[None]:
-        return writing(self.path, "then resume, or set checkpoint.log=false")
-
-    def _open(self) -> BinaryIO:
+    def _open(self) -> IO[bytes]:
         """Return the file, positioned after its last complete record; start a new file if needed."""
         if self._file is None:
-            with self._writing():
+            with writing(self.path, CURE):
                 own_folder(self.path.parent)
-                file: BinaryIO = open_own(self.path, "r+b" if self._good else "wb")  # type: ignore[assignment]
-                self._file = file
-                file.truncate(self._good)
-                file.seek(self._good)
+                self._file = open_own(self.path, "r+b" if self._good else "wb")
+                self._file.truncate(self._good)
+                self._file.seek(self._good)
                 sync_folder(self.path.parent)
             if not self._good:
                 self._append({"kind": "start", "run": self.run, "after": self._after}, durable=False)
@@ -169,7 +147,7 @@ class WriteAheadLog:
         contiguous = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
         data = save(contiguous, metadata={"facts": dumps_exact(facts)})
         file = self._open()
-        with self._writing():
+        with writing(self.path, CURE):
             file.write(_HEAD.pack(MAGIC, len(data), zlib.crc32(data)))
             file.write(data)
             file.flush()
@@ -189,10 +167,7 @@ class WriteAheadLog:
 
     def _take(self, facts: dict[str, Any], arrays: Arrays) -> None:
         if facts["kind"] == "draw":
-            self._available[facts["round"]] = _numbers(facts["available"])
-            if "widths" in facts:
-                widths = {one: width for width, spans in facts["widths"] for one in _numbers(spans)}
-                self._widths[facts["round"]] = widths
+            self._draws[facts["round"]] = facts
         if facts["kind"] not in ("end", "reply"):
             return
         place = facts["round"], facts["exchange"]
@@ -202,7 +177,7 @@ class WriteAheadLog:
             return
         model, extras = facts["order"]
         upload = Upload(
-            **{name: facts[name] for name in ("client", "slot", "num_examples", "metrics", "nbytes")},
+            **{name: facts[name] for name in FIELDS},
             arrays={name: arrays[_MODEL + name] for name in model},
             extras={g: {name: arrays[f"{EXTRA}{g}/{name}"] for name in names} for g, names in extras.items()},
             trace=Trace(**facts["trace"]) if "trace" in facts else None,
@@ -221,35 +196,13 @@ def records(path: Path) -> Iterator[tuple[dict[str, Any], Arrays, int]]:
             stop = start + _HEAD.size + length
             # The length is compared with the file size first, so that a damaged length does not allocate memory.
             data = file.read(length) if magic == MAGIC and stop <= size else b""
-            found = _parsed(data) if data and zlib.crc32(data) == checksum else None
-            if found is None:
+            try:
+                if not data or zlib.crc32(data) != checksum:
+                    raise ValueError
+                header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+                found = loads_exact(header["__metadata__"]["facts"]), load(data)
+            except (SafetensorError, ValueError, KeyError, TypeError):
                 log(WARNING, "%s: incomplete or damaged at byte %s of %s; the rest is ignored.", path, start, size)
                 return
             yield (*found, stop)
             start = stop
-
-
-def _parsed(data: bytes) -> tuple[dict[str, Any], Arrays] | None:
-    """Return facts and arrays of a record with a valid checksum; None if fedcross did not write it."""
-    try:
-        length = int.from_bytes(data[:8], "little")
-        facts = loads_exact(json.loads(data[8 : 8 + length])["__metadata__"]["facts"])
-        return facts, load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _spans(numbers: Sequence[int]) -> list[list[int]]:
-    """Return sorted `numbers` as [first, last] of each contiguous range, which keeps large federations short."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return spans
-
-
-def _numbers(spans: Sequence[Sequence[int]]) -> list[int]:
-    """Return the numbers of which :func:`_spans` has made `spans`."""
-    return [number for first, last in spans for number in range(first, last + 1)]

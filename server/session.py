@@ -6,7 +6,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +14,24 @@ from flwr.serverapp import Grid
 
 from fedcross.client.device import gpu_name, pick_device, set_arithmetic
 from fedcross.conf.schema import RunConfig
-from fedcross.core import machine
 from fedcross.core.errors import FederationError
 from fedcross.core.events import EVENTS, structured
-from fedcross.core.interrupts import watched
-from fedcross.core.private_files import write_atomically
-from fedcross.core.strict_json import dumps
+from fedcross.core.files import dumps, write_atomically
 from fedcross.engines.network_grid import network_grid
-from fedcross.server import identity, privacy, run_setup
+from fedcross.server import identity, privacy
 from fedcross.server.audit import Audit, Head
 from fedcross.server.checkpoint import Checkpoints
-from fedcross.server.early_stopping import stopped
 from fedcross.server.evaluation import Evaluator, across_clients, write_model
-from fedcross.server.metrics import Metrics, line_of, refuse_idle, result_of
+from fedcross.server.interrupts import watched
+from fedcross.server.live import LivePage
+from fedcross.server.live.http import place
+from fedcross.server.metrics import BYTES, Metrics, machine, refuse_idle, result_of, stopped
 from fedcross.server.observers import Observer
-from fedcross.server.observers.advice import Advice
-from fedcross.server.observers.events import Events
-from fedcross.server.observers.live_page import live_page
-from fedcross.server.observers.loggers import open_logger
-from fedcross.server.observers.request_log import RequestLog
-from fedcross.server.observers.snapshots import Snapshots
-from fedcross.server.observers.visits import Visits
+from fedcross.server.observers.messages import Events, open_logger
+from fedcross.server.observers.records import Requests, Snapshots, Visits
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.run_folder import folder_of, prepare, refuse_used, start_again, writing
+from fedcross.server.run_setup import driver_of, networked
 from fedcross.strategies.round.packing import DICT, Packed
 from fedcross.tasks.models.weights import tied
 from fedcross.tasks.scoring import Score
@@ -46,87 +41,79 @@ STEPS = ("server_lr", "host_lr", "radius")
 
 
 class Session:
-    """Runs `config` with the clients of `grid`.
-
-    Parameters
-    ----------
-    config : RunConfig
-        The checked configuration; ``output`` names the run's folder.
-    grid : Grid
-        Sends messages to the clients.
-    progress : Observer
-        Shows every finished round.
-    folder : Path, optional
-        The run's folder; the one that `config` names if None.
-    """
+    """Runs `config` with the clients of `grid` in `folder`, by default its own; `progress` shows finished rounds."""
 
     def __init__(self, config: RunConfig, grid: Grid, progress: Observer, folder: Path | None = None) -> None:
         self.config, self.grid = config, network_grid(grid)
         self.folder = prepare(folder or folder_of(config))
-        self.checkpoints = Checkpoints(self.folder, config.checkpoint.keep, config.checkpoint.milestone)
         self.device = pick_device(config.device)
         set_arithmetic(self.device, config.train)
         data = config.load_data()
-        model = run_setup.Model.of(config, data.task)
-        self.base, self.data, self.described = model.base, identity.digests_of(config, data), identity.describe(config)
+        network, self.base = config.network(data.task)
+        self.data = identity.digests_of(config, data) | ({"base": self.base} if self.base else {})
         self.client_names = list(data.partition.names)
-        self.done, self.run = 0, secrets.token_hex(8)
-        self.changes: list[dict[str, Any]] = []
-        state, head = self._resumed() if config.resume is not None else self._new()
-        remote = run_setup.networked(config, grid)
+        self._stored = identity.stored(config)
+        # What an earlier process left
+        self.checkpoints = Checkpoints(self.folder, config.checkpoint.keep, config.checkpoint.milestone)
+        self.done, self.run, self.changes = 0, secrets.token_hex(8), list[dict[str, Any]]()
+        state, head = (None, None) if config.resume is None else self._resumed()
+        if config.resume is None:
+            refuse_used(self.folder)
+        # What writes and watches
+        remote = networked(config, grid)
         logs = remote if config.checkpoint.log == "auto" else config.checkpoint.log
         self.reply_log = WriteAheadLog(self.folder, self.run, self.done) if logs else None
-        self.observers = self._observers(progress, state, head, remote)
+        self.observers = [one for one in self._observers(progress, state, head, remote) if one is not None]
         self._started: list[Observer] = []  # those that must be told how the run ends
-        self.driver = run_setup.build(
-            config, self.run, self.grid, data, model, log=self.reply_log, tell=self._request,
+        # What runs the rounds
+        self.driver = driver_of(
+            config, self.run, data, network, networked=remote, log=self.reply_log, tell=self._request, base=self.base,
             watches={event for observer in self.observers for event in observer.watches},
             local_due=lambda number: config.evaluate_local and self._due(number),
         )  # fmt: skip
         if state is not None:
             self.checkpoints.restore(self.driver, state, self.done)
-        self.tied = tied(model.evaluated)
-        build = (lambda width: config.network(data.task, width=width)[0]) if self.driver.sized else None
-        self.evaluator = Evaluator(model.evaluated, data, self.device, build=build)
+        # What evaluates
+        evaluated = config.new_method().network(network, deployed=True)
+        self.tied = tied(evaluated)
+        build = (lambda width: config.network(data.task, width=width)[0]) if self.driver.ledger.widths else None
+        self.evaluator = Evaluator(evaluated, data, self.device, build=build)
         self._last_score: Score | None = None
-
-    def _new(self) -> tuple[None, None]:
-        refuse_used(self.folder)
-        return None, None
 
     def _resumed(self) -> tuple[Packed, Head | None]:
         """Return the state of the newest checkpoint and the end of the audit trail; check that the run continues."""
         self.done, state, known = self.checkpoints.latest()
         identity.check_continues(known, self.config)
-        identity.check_base(known, self.base)
         identity.check_data(known.get("data"), self.data)
         self.data = known.get("data", {}) | self.data  # a server may have its test examples alone
         self.changes = identity.changes(known, self.config, self.done)
         self.run = known["run"]
         return state, Head.of(known.get("audit"))
 
-    # ---- observers ----------------------------------------------------------------------------------------------
-
-    def _observers(self, progress: Observer, state: Packed | None, head: Head | None, remote: bool) -> list[Observer]:
-        """Return the observers of the run, in the order in which they are told; records come before displays."""
+    def _observers(
+        self, progress: Observer, state: Packed | None, head: Head | None, remote: bool
+    ) -> Iterator[Observer | None]:
+        """Yield the observers of the run, in the order in which they are told; records come before displays."""
         config, folder = self.config, self.folder
-        self.audit = self.request_log = None
+        self.audit = self.requests = None
         if head is not None or (remote if config.log.audit == "auto" else config.log.audit):
             self.audit = Audit(folder, self.run, identity.digest_of_settings(config), head, self.done)
         if config.privacy.enabled:
-            self.request_log = RequestLog(folder, None if state is None else Counter(requests_of(state)))
+            before = None if state is None else dict(state.values["clients"]["requests"].get(DICT, ()))
+            self.requests = Requests(folder, None if before is None else Counter(before))
         self.metrics = Metrics(folder, self.done)
-        found: list[Observer | None] = [self.audit, self.request_log]
+        yield from (self.audit, self.requests)
         if config.new_method().asynchronous:
-            finished = 0 if state is None else int(state.values["visits"]["finished"])
-            found.append(Visits(folder, self.done, finished))
+            yield Visits(folder, self.done, 0 if state is None else int(state.values["visits"]["finished"]))
         if config.snapshots.rounds:
-            found.append(Snapshots(folder, config.snapshots.rounds))
-        found += [self.metrics, Events() if structured() else None, Advice(self._rates())]
-        found += [live_page(config, folder), progress]
-        settings = identity.flatten(self.described)
-        found.append(open_logger(config.logger.model_dump(), folder, settings))
-        return [observer for observer in found if observer is not None]
+            yield Snapshots(folder, config.snapshots.rounds)
+        yield self.metrics
+        yield Events() if structured() else None
+        yield LivePage(folder, address) if (address := place(config)) else None
+        yield from (
+            progress,
+            open_logger(config.logger.model_dump(), folder, identity.flatten(identity.describe(config))),
+        )
 
     def _request(self, event: str, fields: Mapping[str, Any]) -> None:
         """Pass an event on to the observers that watch it, with the key of its node where that is known."""
@@ -139,13 +126,8 @@ class Session:
             if kinds & observer.watches:
                 observer.request(event, fields)
 
-    # ---- the rounds ---------------------------------------------------------------------------------------------
-
     def execute(self) -> dict[str, Any] | None:
-        """Run the remaining rounds and return the content of ``result.json``; a crash keeps finished rounds.
-
-        If ``stop_at`` ends the run before its last round, returns None and writes no ``result.json``.
-        """
+        """Run the remaining rounds; return the content of ``result.json``, or None if ``stop_at`` has ended the run."""
         result, problem = None, None
         try:
             result = self._execute()
@@ -162,9 +144,9 @@ class Session:
     def _execute(self) -> dict[str, Any] | None:
         config, lines = self.config, self.metrics.lines
         last = min(config.rounds, config.stop_at or config.rounds)
-        names = {group: config.names[group] for group in ("method", "task", "engine")}
-        plan = {"seed": config.seed, "rounds": config.rounds, "clients_per_round": config.clients_per_round}
-        facts = {"run": self.run, "folder": str(self.folder), **names, **plan, "after_round": self.done}
+        facts = {"run": self.run, "folder": str(self.folder), "after_round": self.done}
+        facts |= {group: config.names[group] for group in ("method", "task", "engine")}
+        facts |= {name: getattr(config, name) for name in ("seed", "rounds", "clients_per_round")}
         for observer in self.observers:
             observer.run_started(facts, lines)
             self._started.append(observer)
@@ -184,7 +166,7 @@ class Session:
                     raise KeyboardInterrupt
         if number < config.rounds and not early:
             return None
-        refuse_idle(lines, start_again(self.folder))
+        refuse_idle(lines, self._rates(), start_again(self.folder))
         return self._finish(number, early)
 
     def _round(self, number: int) -> dict[str, Any]:
@@ -196,7 +178,18 @@ class Session:
         score, columns = self.evaluator.evaluate(self.driver) if self._due(number) else (None, {})
         self._last_score = score
         self._refuse_ruined(number, score)
-        entry = line_of(report, score, time.perf_counter() - started) | columns
+        names = ("train_loss", "clients", "dropped", "rejected", "clipped", "lightened", "spares", "exchanges", *BYTES)
+        entry = {
+            "round": number,
+            "test_accuracy": score.accuracy if score else None,
+            "test_loss": score.loss if score else None,
+            **{name: getattr(report, name) for name in names},
+            "seconds": time.perf_counter() - started,
+            **{name: getattr(report, name) for name in ("seconds_training", "seconds_aggregation")},
+            **({"width_replies": dict(report.width_replies)} if report.width_replies else {}),
+            **report.metrics,
+            **columns,
+        }
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.driver, self.grid, number)
         return entry
@@ -213,17 +206,14 @@ class Session:
         possible = method.comparable and not method.asynchronous and not self.config.defence.enabled
         defence = ", or set defence.enabled=true" if possible else ""
         raise FederationError(
-            f"Round {number}: the test loss of the global model is {score.loss}, so no client can train it. A step of "
-            f"the server or of the clients grew too large, or a client sent a huge update. Lower {self._rates()}"
-            f"{defence}, and {start_again(self.folder)}."
+            f"Round {number}: the test loss of the global model is {score.loss}, so no client can train it. A step was "
+            f"too large, or an upload was huge. Lower {self._rates()}{defence}, and {start_again(self.folder)}."
         )
 
     def _rates(self) -> str:
         """Return the settings that say how far server and clients go in a step."""
         own = [f"method.{name}" for name in STEPS if name in type(self.config.method).model_fields]
         return " or ".join([*own, "train.lr"])
-
-    # ---- what stays on disk -------------------------------------------------------------------------------------
 
     def _checkpoint(self, number: int) -> None:
         """Save round `number`; let clients delete the states that no kept checkpoint needs any more."""
@@ -237,16 +227,12 @@ class Session:
 
     def _identity(self) -> dict[str, Any]:
         """Return what a checkpoint says of its run; see :func:`identity.check_continues`."""
-        found: dict[str, Any] = {
-            "run": self.run,
-            "config": identity.without_paths(self.described),
-            "module": self.config.modules["method"],
+        optional = {
             "rules": identity.rules_of(self.config),
+            **{"data": self.data, "changes": self.changes, "tied": dict(self.tied)},
+            "audit": self.audit and self.audit.head._asdict(),
         }
-        optional = {"data": self.data, "changes": self.changes, "base": self.base, "tied": dict(self.tied)}
-        if self.audit is not None:
-            optional["audit"] = self.audit.head.plain()
-        return found | {name: value for name, value in optional.items() if value}
+        return {"run": self.run, "config": self._stored, **{name: value for name, value in optional.items() if value}}
 
     def _finish(self, rounds: int, early: Mapping[str, Any] | None) -> dict[str, Any]:
         """Write the model and ``result.json`` after `rounds` rounds, and return its content."""
@@ -254,30 +240,22 @@ class Session:
         columns: dict[str, Any] = {}
         if self._last_score is None:  # the process before this one died between the last round and its result
             self._last_score, columns = self.evaluator.evaluate(self.driver)
+        optional = {
+            **{"data": self.data, "changes": self.changes, "stopped": early, "client_names": self.client_names},
+            "privacy": self.requests and privacy.statement(config.privacy, self.requests.counts),
+        }
         facts: dict[str, Any] = {
             **{group: config.names[group] for group in ("method", "task", "model", "partition", "engine")},
             "seed": config.seed,
             "device": str(self.device),
-            "machine": machine.described(gpu_name(self.device)),
+            "machine": machine(gpu_name(self.device)),
             "defence": config.defence.model_dump() if config.defence.enabled else None,
-            **({"data": self.data} if self.data else {}),
-            **({"changes": self.changes} if self.changes else {}),
-            **({"stopped": early} if early else {}),
-            "audit": None if self.audit is None else self.audit.head.plain(),
+            "audit": self.audit and self.audit.head._asdict(),
+            "metrics": self.evaluator.further(self.driver),
+            **{name: value for name, value in optional.items() if value},
         }
-        if self.client_names:
-            facts["client_names"] = self.client_names
-        facts["metrics"] = self.evaluator.further(self.driver)
-        if self.request_log is not None:
-            facts["privacy"] = privacy.statement(config.privacy, self.request_log.counts)
-        result = result_of(self.metrics.lines, facts, self._last_score, rounds, columns.get("width_accuracy"))
+        result = result_of(self.metrics.lines, facts, rounds, self._last_score, columns)
         with writing(self.folder / "result.json"):
             write_model(self.folder / "model.safetensors", self.driver.global_model(), self.tied)
             write_atomically(self.folder / "result.json", (dumps(result, indent=2) + "\n").encode())
         return result
-
-
-def requests_of(state: Packed) -> dict[int, int]:
-    """Return client -> number of requests, as a checkpoint has it."""
-    found = state.values["clients"]["requests"]
-    return {int(client): int(count) for client, count in found.get(DICT, ())}

@@ -3,6 +3,6 @@
 Folders named in ``FEDCROSS_PATH`` add methods of their own: ``FOLDER/strategies/NAME.py``.
 """
 
-from fedcross.core.plugins import extra_folders
+from fedcross.core.paths import extra_folders
 
 __path__ += extra_folders("strategies")

@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Start, Task, Upload
-from fedcross.strategies.parts.width_model import OneModelOfWidths, WidthState
+from fedcross.strategies.method import Round, Task, Upload
+from fedcross.strategies.parts.corners import OneModelOfWidths, WidthState
 from fedcross.strategies.parts.widths import Ratio, check_widths, largest
 from fedcross.strategies.pool.pool import Array
 from fedcross.tasks.models.width import FULL, Corners, Width
@@ -25,17 +25,10 @@ PROOF = 3.0
 
 
 class AdaptiveFLParams(Settings):
-    """Settings of AdaptiveFL.
+    """``widths``: the paper's r_w; ``starts``: its I, the first group of channels (in forward order) that a slice cuts.
 
-    Parameters
-    ----------
-    widths : tuple of float
-        The paper's r_w: the widths of large, medium and small models. Width 1 must be among them.
-    starts : tuple of int
-        The paper's I: index of the first group of channels that a slice cuts, counted in the order of the forward pass.
-        Each width below 1 has one model for each start; a later start is a larger model. A start behind the last group
-        would be the full model and is left out. The authors take layers 4, 6 and 8 of VGG-16 and blocks 2, 3 and 4 of
-        ResNet-18.
+    Each width below 1 has one model for each start; a later start is a larger model, and one behind the last group is
+    left out. The authors take layers 4, 6 and 8 of VGG-16 and blocks 2, 3 and 4 of ResNet-18.
     """
 
     widths: tuple[Ratio, ...] = (1.0, 0.66, 0.4)
@@ -53,7 +46,7 @@ class AdaptiveFLParams(Settings):
 
 @dataclass
 class AdaptiveFLState(WidthState):
-    """The model of all widths, the two tables, and the width that each slot of this round drew.
+    """The model of all widths, the two tables, and the width that each slot of this round drew and sent.
 
     ``resources``: client -> how much speaks for its training each width (W,), the smallest first. ``counts``: client ->
     how often it got or was to return a model of each ratio, the narrowest first, from 1.
@@ -80,10 +73,12 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
 
     Deviations: the server knows the widths of the devices, and sends at once what a device would have cut the model
     down to; the tables see the model that was drawn. A device can hold the models of its width and below, from any
-    start; the authors draw its resources anew in each round. A request that brought nothing counts in curiosity as one
-    that did; the table of resources learns from accepted uploads only. Batch normalisation keeps running statistics for
-    each width; the authors use the statistics of the batch.
+    start; the authors draw its resources anew in each round. A lost request counts in curiosity as an answered one; the
+    table of resources learns from accepted uploads only. Batch normalisation keeps running statistics for each width;
+    the authors use the statistics of the batch.
     """
+
+    State = AdaptiveFLState
 
     def widths(self, corners: Corners | None = None) -> list[Width]:
         """Return the full model, then the widths, each with its starts, the largest model first."""
@@ -96,10 +91,6 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
         ratios = [ratio for ratio in sorted(self.params.widths, reverse=True) if ratio < 1]
         starts = [start for start in sorted(self.params.starts, reverse=True) if start < groups]
         return [FULL, *(Width(ratio, start) for ratio in ratios for start in starts)]
-
-    def init(self, start: Start) -> AdaptiveFLState:
-        """Return the initial model and empty tables."""
-        return AdaptiveFLState(super().init(start).model)
 
     def _draw(self, state: AdaptiveFLState, round: Round, count: int) -> list[Width]:
         """Return the model that each slot of a round draws."""
@@ -118,19 +109,15 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
 
     def reward(self, state: AdaptiveFLState, client: int, ratio: float) -> float:
         """Return ``min(R_s, .5) * R_c`` of a client for models of width `ratio`."""
-        table = self._resources(state, client)
+        table, counts = self._tables(state, client)
         own = [i for i, width in enumerate(state.model.widths[::-1]) if width.ratio == ratio]
         success = sum(table[i:].sum() for i in own) / (len(own) * table.sum())
-        return float(min(success, ENOUGH) / np.sqrt(self._counts(state, client)[self._type(ratio)]))
+        return float(min(success, ENOUGH) / np.sqrt(counts[sorted(self.params.widths).index(ratio)]))
 
-    def _resources(self, state: AdaptiveFLState, client: int) -> Array:
-        return state.resources.setdefault(client, np.ones(len(state.model.widths)))
-
-    def _counts(self, state: AdaptiveFLState, client: int) -> Array:
-        return state.counts.setdefault(client, np.ones(len(self.params.widths)))
-
-    def _type(self, ratio: float) -> int:
-        return sorted(self.params.widths).index(ratio)
+    def _tables(self, state: AdaptiveFLState, client: int) -> tuple[Array, Array]:
+        """Return a client's rows of both tables, ones at first."""
+        resources = state.resources.setdefault(client, np.ones(len(state.model.widths)))
+        return resources, state.counts.setdefault(client, np.ones(len(self.params.widths)))
 
     def width_for(self, state: AdaptiveFLState, round: Round, slot: int) -> Width | None:
         """Return the slot's model, or the largest smaller one that the device can hold."""
@@ -156,8 +143,7 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
 
     def learn(self, state: AdaptiveFLState, client: int, sent: Width, returned: Width) -> None:
         """Enter into the tables that a client got the model `sent` and returned `returned` [C]."""
-        table = self._resources(state, client)
-        place = state.model.widths[::-1].index(returned)
+        table, place = self._tables(state, client)[0], state.model.widths[::-1].index(returned)
         if returned == sent:
             table[place:] += 1
             table[place] += PROOF if sent == FULL else 0
@@ -170,4 +156,4 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
     def _count(self, state: AdaptiveFLState, client: int, sent: Width, returned: Width) -> None:
         """Enter into curiosity's table that a client got the model `sent`, to return the model `returned`."""
         for width in (returned, sent):
-            self._counts(state, client)[self._type(width.ratio)] += 1
+            self._tables(state, client)[1][sorted(self.params.widths).index(width.ratio)] += 1

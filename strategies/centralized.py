@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Start, Task
+from fedcross.strategies.method import Round, Task
 from fedcross.strategies.objective import Objective
-from fedcross.strategies.parts.single_model import ModelState, SingleModel
+from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 
 
 class Pooled(Objective[Settings]):
@@ -28,12 +28,10 @@ class CentralizedState(ModelState):
 class Centralized(SingleModel[Settings, CentralizedState]):
     """One model trained on the union of all clients' data, a reference rather than a federated method.
 
-    Each round one client process draws the share K / N of all examples anew, without replacement, and trains on them
-    for the usual epochs: on average as many steps as the K drawn clients of any other method take together. With K = N
-    it is ordinary training on the whole set. Optimiser and learning rate are those of the clients, and momentum starts
-    at zero each round.
-
-    It needs a process that holds all data, so it runs in simulation only.
+    Each round one client process draws the share K / N of all examples, without replacement, and trains on them for the
+    usual epochs: on average the steps of K clients of any other method. With K = N it is ordinary training on the whole
+    set. Optimiser and learning rate are those of the clients; momentum starts at zero each round. It needs a process
+    that holds all data, so it runs in simulation only.
 
     State: the global model. Wire: one model down and one up per round, which says nothing about a federated method.
     """
@@ -42,10 +40,7 @@ class Centralized(SingleModel[Settings, CentralizedState]):
     comparable = False
 
     Objective = Pooled
-
-    def init(self, start: Start) -> CentralizedState:
-        """Keep the initial model."""
-        return CentralizedState(super().init(start).model)
+    State = CentralizedState
 
     def sample(self, state: CentralizedState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Return the first client of the usual draw, which does the work of all drawn clients."""
@@ -55,5 +50,4 @@ class Centralized(SingleModel[Settings, CentralizedState]):
 
     def dispatch(self, state: CentralizedState, round: Round) -> list[Task]:
         """Send the model to that client, and the share of all data that it must draw."""
-        config = {"pooled-share": state.share}
-        return [replace(task, config=config, fixed=True) for task in super().dispatch(state, round)]
+        return to_all(state.model, round, config={"pooled-share": state.share}, fixed=True)

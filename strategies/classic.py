@@ -9,16 +9,9 @@ from logging import WARNING
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, MetricRecord
-from flwr.common import (
-    Code,
-    FitIns,
-    FitRes,
-    GetPropertiesIns,
-    Parameters,
-    Scalar,
-    ndarrays_to_parameters,
-    parameters_to_ndarrays,
-)
+from flwr.common import Code, FitIns, FitRes, GetPropertiesIns, Parameters, Scalar
+from flwr.common import ndarrays_to_parameters as to_parameters
+from flwr.common import parameters_to_ndarrays as to_arrays
 from flwr.common.logger import log
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
@@ -27,11 +20,10 @@ from flwr.server.strategy import FedAvg
 from fedcross.core.errors import ConfigError, FederationError, UploadError
 from fedcross.strategies.flower import FlowerStrategy
 from fedcross.strategies.method import Round, Task, Upload
-from fedcross.strategies.pool.pool import Arrays
 from fedcross.strategies.round.driver import Driver
-from fedcross.strategies.round.guard import check_metrics
+from fedcross.strategies.round.ledger import RoundReport
 from fedcross.strategies.round.nodes import QUERY_WAIT_S
-from fedcross.strategies.wire.protocol import Payload
+from fedcross.strategies.wire.protocol import Payload, check_metrics
 from fedcross.strategies.wire.records import Spec, decode
 
 #: Options of the classic API for numbers of clients; seconds between two looks at the connected clients.
@@ -101,12 +93,12 @@ class ClassicFedCross(FedAvg):
         """
         driver = self.strategy.driver or self._begin(parameters)
         online, settings = self._online(client_manager), self.strategy.settings
-        driver.ledger.begin(server_round)
+        driver.ledger.report = RoundReport(server_round)
         count = min(settings.clients_per_round, len(online))
         current = Round(server_round, 0, (), settings.seed, settings.rounds, settings.clients_per_round, count=count)
         clients = driver.method.sample(driver.state, current, sorted(online))
         self._round = replace(current, clients=clients)
-        payloads = driver.sender.payloads(self._round, driver.method.dispatch(driver.state, self._round))
+        payloads = driver.payloads(self._round, driver.method.dispatch(driver.state, self._round))
         self._payloads = {payload.task.slot: payload for payload in payloads}
         shared = self.on_fit_config_fn(server_round) if self.on_fit_config_fn is not None else {}
         self._asked, requests = {}, []
@@ -114,12 +106,12 @@ class ClassicFedCross(FedAvg):
             task, proxy = payload.task, online[payload.task.client]
             self._asked[proxy.cid] = task
             own: dict[str, Scalar] = {"server-round": server_round, "client": task.client, "slot": task.slot}
-            model = ndarrays_to_parameters(list(payload.arrays.values()))
+            model = to_parameters(list(payload.arrays.values()))
             requests.append((proxy, FitIns(model, {**shared, **own})))
         return requests
 
     def _begin(self, parameters: Parameters) -> Driver:
-        arrays = parameters_to_ndarrays(parameters)
+        arrays = to_arrays(parameters)
         names = [f"array-{i}" for i in range(len(arrays))] if self._names is None else list(self._names)
         if len(set(names)) != len(arrays):
             raise ConfigError(f"names: {len(set(names))} names for {len(arrays)} arrays of the initial model.")
@@ -130,8 +122,7 @@ class ClassicFedCross(FedAvg):
         settings = self.strategy.settings
         deadline = time.monotonic() + settings.wait_s
         while True:
-            proxies = dict(manager.all())
-            if len(proxies) >= settings.needed:
+            if len(proxies := dict(manager.all())) >= settings.needed:
                 self._number(proxies)
             online = {self._partitions[cid]: proxy for cid, proxy in proxies.items() if cid in self._partitions}
             if len(online) >= settings.needed:
@@ -175,7 +166,7 @@ class ClassicFedCross(FedAvg):
         taken = [(r.num_examples, r.metrics) for upload, r in accepted if upload.slot not in overruled]
         if self.fit_metrics_aggregation_fn is not None and taken:
             metrics |= self.fit_metrics_aggregation_fn(taken)
-        return ndarrays_to_parameters(list(driver.global_model().values())), metrics
+        return to_parameters(list(driver.global_model().values())), metrics
 
 
 def _partition(proxy: ClientProxy) -> int | None:
@@ -190,19 +181,13 @@ def _partition(proxy: ClientProxy) -> int | None:
 
 
 def _upload(result: FitRes, task: Task, spec: Spec) -> Upload:
-    """Return what one client sent, checked as the native guard does."""
+    """Return what one client sent, checked as the native check does."""
     if result.status.code != Code.OK:
         raise UploadError("client_error", f"{result.status.code}: {result.status.message[-300:]}")
     numbers = {n: v for n, v in result.metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     examples, metrics = check_metrics(MetricRecord({**numbers, "num-examples": result.num_examples}))
-    return Upload(task.client, task.slot, _arrays(result.parameters, spec), {}, examples, metrics, task)
-
-
-def _arrays(parameters: Parameters, spec: Spec) -> Arrays:
-    if len(parameters.tensors) != len(spec):
-        raise UploadError("missing_array", f"{len(parameters.tensors)} arrays instead of {len(spec)}")
-    declared = {
-        name: Array(dtype=dtype, shape=shape, stype=parameters.tensor_type, data=data)
-        for (name, (shape, dtype)), data in zip(spec.items(), parameters.tensors)
-    }
-    return decode(ArrayRecord(declared), spec)
+    tensors, kind = result.parameters.tensors, result.parameters.tensor_type
+    if len(tensors) != len(spec):
+        raise UploadError("missing_array", f"{len(tensors)} arrays instead of {len(spec)}")
+    declared = {n: Array(dtype, shape, kind, data) for (n, (shape, dtype)), data in zip(spec.items(), tensors)}
+    return Upload(task.client, task.slot, decode(ArrayRecord(declared), spec), {}, examples, metrics, task)

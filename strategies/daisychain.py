@@ -13,15 +13,7 @@ from fedcross.strategies.pool.mixing import routing, uniform
 
 
 class DaisyChainParams(PooledParams):
-    """Settings of daisy chaining, beside those of every pool.
-
-    Parameters
-    ----------
-    daisy : int
-        d: every d rounds the models are permuted over the slots.
-    average : int
-        b: every b rounds all slots become the mean of the uploads; 1 is FedAvg with equal weights.
-    """
+    """``daisy`` d and ``average`` b: rounds between permutations, and between means (1 is FedAvg, uniform)."""
 
     daisy: int = Field(1, ge=1)
     average: int = Field(10, ge=1)
@@ -30,11 +22,10 @@ class DaisyChainParams(PooledParams):
 class DaisyChain(Pooled[DaisyChainParams, PoolState]):
     """Kamp, Fischer and Vreeken, Federated Learning from Small Datasets (FedDC), ICLR 2023, arXiv 2110.03469.
 
-    Another FedDC is Gao et al., CVPR 2022, which corrects local drift; it is not this method.
+    Not the FedDC of Gao et al., CVPR 2022, which corrects local drift.
 
-    Each slot's model is trained where it is. In rounds b, 2b, ... every slot becomes the uniform mean of the uploads;
-    in the other rounds d, 2d, ... a random permutation moves the models over the slots. The global model is the uniform
-    mean of the slots.
+    In rounds b, 2b, ... every slot becomes the uniform mean of the uploads; in the other rounds d, 2d, ... a random
+    permutation moves the models over the slots. The global model is the uniform mean of the slots.
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 

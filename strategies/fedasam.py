@@ -6,8 +6,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcross.strategies.fedsam import TINY, FedSAM, FedSAMParams, Sharpness
+from fedcross.strategies.fedsam import FedSAM, FedSAMParams, Sharpness
 from fedcross.strategies.objective import Prepared, Visit
+from fedcross.strategies.parts.vectors import TINY
 
 
 class FedASAMParams(FedSAMParams):

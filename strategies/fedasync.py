@@ -6,20 +6,12 @@ from pydantic import Field
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.method import Upload
-from fedcross.strategies.parts.async_single import AsyncSingle, AsyncState
 from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.single_model import AsyncSingle, AsyncState
 
 
 class FedAsyncParams(Settings):
-    """Settings of FedAsync.
-
-    Parameters
-    ----------
-    beta : float
-        Weight of a fresh upload in the global model, above 0, at most 1.
-    power : float
-        p: an upload that is s versions old weighs ``beta (s + 1)^-p``.
-    """
+    """``beta``: weight of a fresh upload; ``power``: p, an upload s versions old weighs ``beta (s + 1)^-p``."""
 
     beta: float = Field(0.6, gt=0, le=1)
     power: float = Field(0.5, ge=0)
@@ -33,8 +25,8 @@ class FedAsync(AsyncSingle[FedAsyncParams, AsyncState]):
 
     State: w and, for a restart, the older versions that are under way; clients keep none. Wire: one model down, one up.
 
-    Choices and deviations: the paper adds a proximal term to the clients' loss (its weight may be 0); here clients
-    train plainly. Batch-normalisation statistics are averaged with the same weights, counters truncated.
+    Deviations: clients train without the paper's proximal term (its weight may be 0). Batch-normalisation statistics
+    are averaged with the same weights, counters truncated.
     """
 
     def take(self, state: AsyncState, upload: Upload, staleness: int) -> None:

@@ -11,21 +11,13 @@ from pydantic import Field
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.method import Round, Start, Upload
-from fedcross.strategies.parts.async_single import AsyncSingle, AsyncState
-from fedcross.strategies.pool.pool import whole
+from fedcross.strategies.parts.single_model import AsyncSingle, AsyncState
+from fedcross.strategies.pool.pool import Array, whole
 from fedcross.strategies.wire.records import Arrays
 
 
 class FedBuffParams(Settings):
-    """Settings of FedBuff.
-
-    Parameters
-    ----------
-    buffer : int
-        B: updates that make a step of the server.
-    server_lr : float
-        eta_g: length of that step.
-    """
+    """``buffer``: B, updates that make a step of the server; ``server_lr``: eta_g, length of that step."""
 
     buffer: int = Field(10, ge=1)
     server_lr: float = Field(1.0, gt=0)
@@ -48,8 +40,8 @@ class FedBuff(AsyncSingle[FedBuffParams, FedBuffState]):
     State: w, the sum of the buffered updates and, for a restart, the older versions that are under way; clients keep
     none. Wire: one model down, one up.
 
-    Choices and deviations: batch-normalisation statistics are treated as weights are; counters are summed in float64
-    and truncated. The paper's secure aggregation and privacy are not part of this.
+    Deviations: batch-normalisation statistics are treated as weights; counters are summed in float64 and truncated.
+    Secure aggregation is not here.
     """
 
     def init(self, start: Start) -> FedBuffState:
@@ -64,32 +56,29 @@ class FedBuff(AsyncSingle[FedBuffParams, FedBuffState]):
         for name, total in state.total.items():
             total += share * (upload.arrays[name].astype(total.dtype) - sent[name].astype(total.dtype))
         state.count += 1
-        if state.count < self.params.buffer:
-            return
-        step = self.params.server_lr / state.count
-        moved = {name: array + step * state.total[name] for name, array in state.model.items()}
-        state.model = {
-            name: np.asarray(moved[name]).astype(array.dtype)
-            if array.dtype.kind == "f"
-            else np.where(state.total[name] == 0, array, whole(moved[name]).astype(array.dtype))  # for int64
-            for name, array in state.model.items()
-        }
-        state.version += 1
-        state.total, state.count = empty(state.model), 0
+        if state.count >= self.params.buffer:
+            step = self.params.server_lr / state.count
+            state.model = {name: _stepped(array, step, state.total[name]) for name, array in state.model.items()}
+            state.version += 1
+            state.total, state.count = empty(state.model), 0
 
     def aggregate(self, state: FedBuffState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Take the uploads; say so if the run ends with the model with which it began."""
+        """Take the uploads; warn if the run ends with the model with which it began."""
         metrics = super().aggregate(state, round, uploads)
         if round.last and round.number == round.rounds and state.count and not state.version:
-            log(
-                WARNING, "fedcross: the server has taken no step: %d accepted updates, method.buffer=%d. So the model "
-                "is as it began. Lower method.buffer, or raise rounds.",
-                state.count, self.params.buffer,
-            )  # fmt: skip
+            why = "the server has taken no step, the model is the initial one: %d accepted updates, method.buffer=%d."
+            log(WARNING, f"fedcross: {why} Lower method.buffer, or raise rounds.", state.count, self.params.buffer)
         return metrics
+
+
+def _stepped(array: Array, step: float, total: Array) -> Array:
+    """Return ``array + step total`` in the dtype of `array`; integers are truncated, and unchanged if `total` is 0."""
+    moved = np.asarray(array + step * total)
+    if array.dtype.kind == "f":
+        return moved.astype(array.dtype)
+    return np.where(total == 0, array, whole(moved).astype(array.dtype))  # an int64 may not fit float64
 
 
 def empty(model: Arrays) -> Arrays:
     """Return a sum of no updates: float entries in their dtype, integers in float64."""
-    kinds = {name: a.dtype if a.dtype.kind == "f" else np.dtype(np.float64) for name, a in model.items()}
-    return {name: np.zeros(a.shape, kinds[name]) for name, a in model.items()}
+    return {name: np.zeros(a.shape, a.dtype if a.dtype.kind == "f" else np.float64) for name, a in model.items()}

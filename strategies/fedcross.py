@@ -11,33 +11,28 @@ from pydantic import AfterValidator, Field, model_validator
 
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.method import Round, Start, Task, Upload
-from fedcross.strategies.objective import Objective
 from fedcross.strategies.parts.corners import WidthPool
 from fedcross.strategies.parts.pooled import PooledParams, PoolState, Slots, write
 from fedcross.strategies.parts.schedule import Choice, Constant, Schedule, whole_numbers, within
-from fedcross.strategies.parts.widths import Nested, Widths
+from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import mixing as mixings
 from fedcross.strategies.pool.mixing import FROM_GRAM, SELECTIONS, Matrix, Mixing, Part, Question, chosen, similarity
-from fedcross.strategies.pool.pool import Arrays, Pool, diagnostics
+from fedcross.strategies.pool.pool import Arrays, Pool
 
 Alpha: TypeAlias = Annotated[Schedule, AfterValidator(within(0.5, 1.0))]
 Count: TypeAlias = Annotated[Schedule, AfterValidator(whole_numbers)]
+Selection: TypeAlias = Literal[
+    "in_order", "highest_similarity", "lowest_similarity", "random", "least_similar_derangement"
+]
+Similarity: TypeAlias = Literal["cosine", "paper", "chunked", "euclidean", "manhattan"]
 
 
 class FedCrossParams(PooledParams, Widths):
-    """Settings of FedCross, explained in ``conf/method/fedcross.yaml``; *schedules* may change from round to round.
-
-    ``alpha`` (schedule) is the weight of a model's own upload in its new value; ``selection`` picks the collaborators,
-    by ``similarity`` of ``part`` of the models. ``mode`` (choice): ``cross`` mixes with one collaborator,
-    ``propellers`` with P in order. In rounds 1 to ``first_stage`` every model becomes the uploads' mean. ``k``
-    (schedule) is the number of models, ``clients_per_round`` if unset.
-    """
+    """Settings, explained in ``conf/method/fedcross.yaml``; ``alpha``, ``mode`` and ``k`` are schedules."""
 
     alpha: Alpha = Constant(value=0.99)
-    selection: Literal["in_order", "highest_similarity", "lowest_similarity", "random", "least_similar_derangement"] = (
-        "lowest_similarity"
-    )
-    similarity: Literal["cosine", "paper", "chunked", "euclidean", "manhattan"] = "cosine"
+    selection: Selection = "lowest_similarity"
+    similarity: Similarity = "cosine"
     part: Part = "parameters"
     mode: Choice[Literal["cross", "propellers"]] = Choice.always("cross")
     propellers: int = Field(2, ge=1)
@@ -88,6 +83,10 @@ class FedCrossParams(PooledParams, Widths):
             return [f"method.k={fewest:g}: fewer models than clients_per_round={clients_per_round}. Raise method.k."]
         return []
 
+    def models(self, clients_per_round: int, number: int) -> int:
+        """Return the number of models in round `number`."""
+        return clients_per_round if self.k is None else round(self.k.at(number))
+
 
 @dataclass
 class FedCrossState(PoolState):
@@ -101,48 +100,38 @@ class FedCross(Slots[FedCrossParams, FedCrossState]):
 
     The server sets ``w_i = alpha v_i + (1 - alpha) v_co(i)`` for all uploads v_i at once; the selection picks co(i).
     All K models start as copies of one random network. The global model is the uniform mean of the mixed pool; it is
-    for evaluation and deployment and is never sent to a client.
+    evaluated and deployed, and never sent to a client.
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
     Choices where the paper is silent:
 
     - In-order selection counts slots and rounds from 0 (the paper's 1-based Eq. 2 is off by one).
-    - A slot without an upload keeps its model and does not mix in that round. It counts in the global mean.
+    - A slot without an upload keeps its model, does not mix in that round, and counts in the global mean.
     - With fewer clients than models the least recently trained ones go out and mix among themselves.
-    - When K changes, the pool is resized so that its mean stays the same (:meth:`strategies.pool.pool.Pool.resize`).
-    - The paper does not state the propellers' number and weights; 2 and ``equal`` are this project's.
+    - When K changes, the pool is resized and its mean stays the same (:meth:`strategies.pool.pool.Pool.resize`).
+    - The number and weights of propellers, 2 and ``equal``, are this project's.
     - ``first_stage``, and one network for all models at the start, are the public code's.
-    - Models of several widths are this project's (docs/heterogeneous.md).
+    - Models of several widths are this project's (docs/widths.md).
     """
 
     may_change = Slots.may_change | {"clients_per_round", "method.k"}
-
-    def objective(self) -> Objective:
-        """Return cross-entropy, or nested training."""
-        return Nested(self.params) if self.params.nested else super().objective()
 
     def init(self, start: Start) -> FedCrossState:
         """Fill the pool with copies of the initial model, or with independent ones."""
         if faults := self.params.faults(start.clients_per_round):
             raise ConfigError(faults)
-        pool = self.pool_of(start, self._k(start.clients_per_round, 1))
-        if self.params.independent_start:
+        pool = self.pool_of(start, self.params.models(start.clients_per_round, 1))
+        for slot in range(len(pool)) if self.params.independent_start else ():
             if start.independent is None:
                 raise ConfigError("method.independent_start=true needs the network; use the command fedcross.")
-            for slot in range(len(pool)):
-                arrays = start.independent(slot)
-                pool.write(
-                    slot, pool.corners.corner(arrays, pool.widths[slot]) if isinstance(pool, WidthPool) else arrays
-                )
+            arrays = start.independent(slot)
+            pool.write(slot, pool.corners.corner(arrays, pool.widths[slot]) if isinstance(pool, WidthPool) else arrays)
         return FedCrossState(pool, list(range(len(pool))))
-
-    def _k(self, clients_per_round: int, number: int) -> int:
-        return clients_per_round if self.params.k is None else round(self.params.k.at(number))
 
     def dispatch(self, state: FedCrossState, round: Round) -> list[Task]:
         """Send row i of the pool to the i-th drawn client; the random order of the draw shuffles models and clients."""
-        k, old = self._k(round.clients_per_round, round.number), len(state.pool)
+        k, old = self.params.models(round.clients_per_round, round.number), len(state.pool)
         if k != old:
             state.pool.resize(k)
             state.queue = [*range(old, k), *(slot for slot in state.queue if slot < k)]
@@ -159,7 +148,7 @@ class FedCross(Slots[FedCrossParams, FedCrossState]):
             gram = pool.gram(columns=pool.layout.columns(self.params.part))
         pool.mix(mixing)
         waiting = {"waiting_slots": float(state.waiting)} if state.waiting else {}
-        return waiting | chosen(mixing, members) | ({} if gram is None else diagnostics(gram, mixing))
+        return waiting | chosen(mixing, members) | ({} if gram is None else mixings.diagnostics(gram, mixing))
 
     def _mixing(self, pool: Pool, round: Round, members: list[int]) -> tuple[Mixing, Matrix | None]:
         """Return this round's mixing matrix, and the Gram matrix of the whole pool if the selection computed it."""
@@ -174,19 +163,22 @@ class FedCross(Slots[FedCrossParams, FedCrossState]):
         if m < 2 or alpha == 1.0:
             return mixings.identity(k), None
         selection = SELECTIONS[params.selection]
-        measured, gram = self._similarity(pool, members) if selection.needs_similarity else (None, None)
+        measured, gram = (
+            similarities(params.similarity, params.part, pool, members) if selection.needs_similarity else (None, None)
+        )
         return mixings.cross(k, members, selection(Question(m, round.number, round.seed, measured)), alpha), gram
-
-    def _similarity(self, pool: Pool, members: Sequence[int]) -> tuple[Matrix, Matrix | None]:
-        """Return the members' similarity matrix, and the whole pool's Gram matrix if the similarity came from it."""
-        measure = FROM_GRAM.get(self.params.similarity)
-        if measure is None:
-            return similarity(self.params.similarity, pool, members, self.params.part), None
-        if isinstance(pool, WidthPool):
-            return pool.similarity(measure)[np.ix_(members, members)], pool.gram()
-        gram = pool.gram(columns=pool.layout.columns(self.params.part))
-        return measure(gram[np.ix_(members, members)]), gram
 
     def global_model(self, state: FedCrossState) -> Arrays:
         """Return the uniform mean of the pool or, if so configured, of the last round's uploads."""
         return state.pool.mean() if state.uploads_mean is None else state.uploads_mean
+
+
+def similarities(name: str, part: Part, pool: Pool, members: Sequence[int]) -> tuple[Matrix, Matrix | None]:
+    """Return the members' similarities (m, m), and the Gram matrix of the whole pool if they came from it."""
+    if (measure := FROM_GRAM.get(name)) is None:
+        return similarity(name, pool, members, part), None
+    own = np.ix_(members, members)
+    if isinstance(pool, WidthPool):
+        return pool.similarity(measure)[own], pool.gram()
+    gram = pool.gram(columns=pool.layout.columns(part))
+    return measure(gram[own]), gram

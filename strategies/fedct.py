@@ -8,53 +8,35 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.moon import Contrast, MoonParams
 from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
-from fedcross.strategies.parts.cross_training import (
-    BIAS,
-    GROUP,
-    WEIGHT,
-    CrossObjective,
-    CrossState,
-    CrossTraining,
-    CrossTrainingParams,
-    average,
-    fuse,
-)
+from fedcross.strategies.parts import cross_training as crossing
+from fedcross.strategies.parts.cross_training import BIAS, GROUP, WEIGHT, CrossState
+from fedcross.strategies.parts.losses import each
 from fedcross.strategies.parts.matching import MATCHINGS, Costs, consistency
 from fedcross.strategies.parts.projection import project
 from fedcross.strategies.parts.prototypes import away, contrast, partners
 from fedcross.strategies.pool.pool import Arrays
 
 
-class FedCTParams(CrossTrainingParams, MoonParams):
-    """FedCT's symbols: fusion is lambda_f, hard is lambda_hy, mix is lambda_mix, temperature is tau_2.
+class FedCTParams(crossing.CrossTrainingParams, MoonParams):
+    """Settings, explained in ``conf/method/fedct.yaml``; MOON's are used with ``base=moon`` only.
 
-    MOON's, used with ``base=moon`` only: mu, tau, projection, hidden, width (see :class:`strategies.moon.Moon`).
+    FedCT's symbols: fusion is lambda_f, hard is lambda_hy, mix is lambda_mix, temperature is tau_2.
     """
 
-    base: Literal["fedavg", "moon"] = Field(
-        "fedavg", description="loss of the local training: cross-entropy, or MOON's"
-    )
-    broadcast: Literal["consistency", "inconsistency", "random"] = Field(
-        "consistency", description="whom a model goes to: who it fits best, worst, or at random"
-    )
-    matching: Literal["assignment", "greedy", "literal"] = Field(
-        "assignment",
-        description="how hosts are found: least total cost, one model after another, or each model's own best host",
-    )
-    fusion: float = Field(0.5, ge=0, le=1, description="share of the global view in the fused prototypes")
-    kappa: float = Field(1.0, ge=0, description="weight of APCL")
-    eta: float = Field(0.1, ge=0, description="weight of MFA")
-    temperature: float = Field(0.5, gt=0, description="by which APCL divides cosines, tau_2")
-    hard: float = Field(0.1, ge=0, description="how far an embedding is pushed away from its prototype")
-    mix: float = Field(0.5, ge=0, le=1, description="share of the example itself in a mixed embedding")
-    mixing: Literal["batch", "prototypes"] = Field(
-        "batch", description="what an embedding is mixed with: another example's, or the prototype of its class"
-    )
+    base: Literal["fedavg", "moon"] = "fedavg"
+    broadcast: Literal["consistency", "inconsistency", "random"] = "consistency"
+    matching: Literal["assignment", "greedy", "literal"] = "assignment"
+    fusion: float = Field(0.5, ge=0, le=1)
+    kappa: float = Field(1.0, ge=0)
+    eta: float = Field(0.1, ge=0)
+    temperature: float = Field(0.5, gt=0)
+    hard: float = Field(0.1, ge=0)
+    mix: float = Field(0.5, ge=0, le=1)
+    mixing: Literal["batch", "prototypes"] = "batch"
 
     @property
     def guides(self) -> bool:
@@ -73,17 +55,16 @@ class FedCTParams(CrossTrainingParams, MoonParams):
         return []
 
     def upload_faults(self, kind: str) -> list[str]:
-        """Return errors where clients that compress uploads as `kind` could not answer what the method asks of them."""
+        """Return an error where clients that compress uploads as `kind` could not answer what the method asks."""
         if kind == "float32" or self.matching != "literal" or self.broadcast == "random":
             return []
         return [
-            f"compression.up={kind}: with method.matching=literal several models can train at one client at once, and "
-            "it keeps one rounding error for the next upload. Choose compression.up=float32, or method.matching="
-            "assignment or greedy."
+            f"compression.up={kind}: a client keeps one rounding error, and with method.matching=literal several "
+            "models can train there at once. Choose compression.up=float32, or method.matching=assignment or greedy."
         ]
 
 
-class FedctObjective(CrossObjective[FedCTParams]):
+class FedctObjective(crossing.CrossObjective[FedCTParams]):
     """At a host ``CE + kappa APCL + eta MFA``; at home the base loss."""
 
     halves = True
@@ -94,16 +75,16 @@ class FedctObjective(CrossObjective[FedCTParams]):
 
     def prepare(self, visit: Visit) -> Prepared:
         """Return, at home, MOON's models if MOON is the base loss; at a host, the prototypes."""
-        if visit.exchange == 0 and self.params.base == "moon":
+        if visit.exchange == 0 and self.keeps:
             return Contrast(self.params).prepare(visit)
         return super().prepare(visit)
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Return the prototypes; with MOON also store the model trained at home (host visits do not replace it)."""
         outcome = super().finish(visit, trained, prepared)
-        if self.params.base == "moon":
-            kept = Contrast(self.params).finish(visit, trained, prepared).state if visit.exchange == 0 else visit.state
-            outcome.state = kept
+        if self.keeps:
+            home = visit.exchange == 0
+            outcome.state = Contrast(self.params).finish(visit, trained, prepared).state if home else visit.state
         return outcome
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
@@ -120,7 +101,7 @@ class FedctObjective(CrossObjective[FedCTParams]):
         if not prepared or p.kappa == p.eta == 0:
             return super().loss(net, params, buffers, batch, prepared)
         features = net.features(params, buffers, batch.x)
-        loss = functional.cross_entropy(net.classify(params, buffers, features), batch.y, reduction="none")
+        loss = each(net.classify(params, buffers, features), batch.y)
         if p.kappa:
             loss = loss + p.kappa * self.apcl(features, batch.y, prepared)
         if p.eta:
@@ -140,16 +121,14 @@ class FedctObjective(CrossObjective[FedCTParams]):
         A partner whose class has no prototype is mixed in with its own embedding.
         """
         share, other = self.params.mix, partners(batch)
-        second = features[other]
+        second, label = features[other], batch.y[other]
         if self.params.mixing == "prototypes":
-            known = prepared["present"][batch.y[other]].unsqueeze(1)
-            second = torch.where(known, prepared["vectors"][batch.y[other]], second)
+            second = torch.where(prepared["present"][label].unsqueeze(1), prepared["vectors"][label], second)
         scores = net.classify(params, buffers, share * features + (1 - share) * second)
-        own = functional.cross_entropy(scores, batch.y, reduction="none")
-        return share * own + (1 - share) * functional.cross_entropy(scores, batch.y[other], reduction="none")
+        return share * each(scores, batch.y) + (1 - share) * each(scores, label)
 
 
-class FedCT(CrossTraining[FedCTParams]):
+class FedCT(crossing.CrossTraining[FedCTParams]):
     """Qi et al., Cross-Training with Multi-View Knowledge Fusion for Heterogeneous Federated Learning, 2024.
 
     Phase I: each client trains with the base loss and computes its prototypes ``u^k``, the class means of embeddings.
@@ -161,25 +140,24 @@ class FedCT(CrossTraining[FedCTParams]):
     ``weight=host``, of their hosts.
 
     State: the global model. Wire: N_e + 1 models down and up; prototypes (classes x embedding) up and down N_e times.
-    The server fuses the prototypes, so that it sends one set down instead of two.
+    The server fuses the prototypes and sends one set down.
 
-    Decisions where the paper is silent or ambiguous
-        - Taken literally, every model goes to its own argmin: clients can get several models or none, while the text
-          speaks of one each. Default: the permutation of least total cost, no model staying; also ``greedy`` (models in
-          order, without replacement) and ``literal``.
-        - Prototypes are computed in evaluation mode without augmentation, and are constants in the loss.
-        - If a client lacks a class: U_g averages over the clients that have it, v_ij over the classes present, and U_f
-          takes the other view; if both views lack it, it is left out of the softmax and its examples have no APCL.
-        - Eq. 10's mixed label is read as manifold mixup with a fixed share; the permutation is the neighbour in the
-          randomly ordered batch (see :func:`strategies.parts.prototypes.partners`). The text also says that MFA reuses
-          "the class-aware prototypes to refine and augment image features"; ``mixing=prototypes`` reads it that way.
-        - N_e > 1: prototypes are computed anew at each host, then models are matched again; only the client where a
-          model is now is forbidden.
-        - With MOON as the base loss (``base=moon``), phase I is MOON's: the global model and the one that the client
-          trained in its last phase I are contrasted, the network has MOON's projection head, and embeddings and
-          prototypes are those after the head. Phase III is the same for both. A client keeps one model on its disk.
-        - Each phase trains for ``train.epochs``; ``train.epochs=5`` gives FedAvg's work with 5 + 5 epochs.
-        - The paper publishes the grids but not the chosen values: the defaults are values from the grids.
+    Decisions where the paper is silent or ambiguous:
+
+    - Literally, every model goes to its own argmin, so clients get several models or none; the text speaks of one each.
+      Default: the permutation of least total cost, no model staying; also ``greedy`` (models in order, without
+      replacement) and ``literal``.
+    - Prototypes are computed in evaluation mode without augmentation, and are constants in the loss.
+    - If a client lacks a class, U_g averages over the others, v_ij over the classes present, and U_f takes the other
+      view. A class that both views lack is left out of the softmax; its examples have no APCL.
+    - Eq. 10's mixed label is manifold mixup with a fixed share; the partner is the neighbour in the random batch
+      (:func:`strategies.parts.prototypes.partners`). The text also says that MFA reuses "the class-aware prototypes to
+      refine and augment image features", which is ``mixing=prototypes``.
+    - N_e > 1: each host computes prototypes anew and models are matched again; only a model's last client is excluded.
+    - With ``base=moon`` phase I is MOON's, with its head and the model of the client's last phase I (one model on its
+      disk); embeddings and prototypes are those after the head. Phase III is the same.
+    - Each phase trains for ``train.epochs``; ``train.epochs=5`` gives FedAvg's work with 5 + 5 epochs.
+    - The paper publishes grids, not the chosen values: the defaults are from the grids.
     """
 
     Objective = FedctObjective
@@ -187,7 +165,7 @@ class FedCT(CrossTraining[FedCTParams]):
     def network(self, model: nn.Module, deployed: bool = False) -> nn.Module:
         """Return `model`, with MOON's projection head if that is the base loss."""
         changes = self.params.base == "moon" and not deployed
-        return project(model, self.params, type(self).__name__) if changes else model
+        return project(model, self.params, "FedCT") if changes else model
 
     def route(self, state: CrossState, round: Round) -> dict[int, int]:
         """Return the host of each model by the broadcast rule."""
@@ -214,8 +192,8 @@ class FedCT(CrossTraining[FedCTParams]):
         local = state.learners[slot].prototypes
         if local is None or not self.params.guides:
             return {}
-        overall = average([state.latest[client] for client in sorted(state.latest)])
-        return {GROUP: fuse(overall, local, self.params.fusion).group()}
+        overall = crossing.average([state.latest[client] for client in sorted(state.latest)])
+        return {GROUP: crossing.fuse(overall, local, self.params.fusion).group()}
 
     def aggregate(self, state: CrossState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Aggregate, and report the mean ``v_ij`` of the models and hosts that were matched last."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors
+from fedcross.strategies.parts.losses import embedded
 from fedcross.strategies.parts.single_model import SingleModel
 
 #: Keeps the standardisation finite where a dimension is constant over the batch.
@@ -18,20 +18,17 @@ EPSILON = 1e-8
 def decorrelation(z: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the mean over pairs of different dimensions of ``((X^T X)_ij)^2 / n``, a scalar.
 
-    X is `z`, shape (batch, e), with each dimension standardised over the n real rows (variance over n - 1), so the
-    value is about n times the mean squared correlation. 0 for one row or one dimension. `mask`, shape (batch,), is 1
-    for real rows and 0 for padding; None means that all are real.
+    X is `z`, shape (batch, e), each dimension standardised over the n real rows (variance over n - 1): about n times
+    the mean squared correlation. 0 for one row or one dimension. `mask`, shape (batch,), is 1 for real rows and 0 for
+    padding; None: all are real.
     """
     real = torch.ones_like(z[:, 0]) if mask is None else mask.to(z.dtype)
-    n = real.sum().clamp(min=1)
-    row = real[:, None]
+    n, row = real.sum().clamp(min=1), real[:, None]
     centred = (z - (z * row).sum(0) / n) * row
     variance = centred.pow(2).sum(0) / (n - 1).clamp(min=1)
     x = centred / torch.sqrt(variance + EPSILON)
-    products = x.T @ x
-    others = products * (1 - torch.eye(z.shape[1], dtype=z.dtype, device=z.device))
-    pairs = max(z.shape[1] * (z.shape[1] - 1), 1)
-    return others.pow(2).sum() / pairs / n
+    others = (x.T @ x) * (1 - torch.eye(z.shape[1], dtype=z.dtype, device=z.device))
+    return others.pow(2).sum() / max(z.shape[1] * (z.shape[1] - 1), 1) / n
 
 
 class FedDecorrParams(Settings):
@@ -47,9 +44,7 @@ class Decorrelated(Objective[FedDecorrParams]):
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
-        z = net.features(params, buffers, batch.x)
-        scores = net.classify(params, buffers, z)
-        loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+        z, loss = embedded(net, params, buffers, batch)
         beta = self.params.beta
         return loss + beta * decorrelation(z, batch.mask) if beta else loss
 
@@ -57,16 +52,13 @@ class Decorrelated(Objective[FedDecorrParams]):
 class FedDecorr(SingleModel[FedDecorrParams]):
     """Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning.
 
-    ICLR 2023.
-
-    Client k minimises ``CE + beta D``, D the :func:`decorrelation` of penultimate features. The server averages as
-    FedAvg does, by examples.
+    ICLR 2023. Client k minimises ``CE + beta D``, D the :func:`decorrelation` of penultimate features. The server
+    averages as FedAvg does, by examples.
 
     State: the global model; clients keep none. Wire: one model down, one up.
 
-    Deviations: D is scaled as in the authors' code, the mean off-diagonal ``(X^T X)^2 / batch``; the paper's
-    ``||K||_F^2 / d^2`` has correlations in place of products and counts the constant diagonal. beta is published for
-    the code's scale. A batch of one example has no correlations: D is 0 there.
+    Deviations: D is that of the authors' code, the mean off-diagonal ``(X^T X)^2 / batch``, for which beta is
+    published; the paper's ``||K||_F^2 / d^2`` has correlations and counts the diagonal. D is 0 for a single example.
     """
 
     Objective = Decorrelated

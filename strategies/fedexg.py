@@ -8,8 +8,7 @@ from fedcross.strategies.parts.cross_training import CrossTraining, CrossTrainin
 class FedExg(CrossTraining[CrossTrainingParams]):
     """Exchange by a random permutation, cross-entropy only; a baseline in FedCT's tables (Qi et al., 2024).
 
-    Its own paper was not found. This version is inferred from how FedCT describes and uses it: FedCT without its three
-    modules, that is, models are exchanged at random and trained further with the plain loss. The permutation is uniform
+    Its own paper was not found; inferred from FedCT's text: FedCT without its three modules. The permutation is uniform
     among those that move every model. A model trains for ``train.epochs`` at home and as many at the host
     (``host_epochs`` changes that), twice FedAvg's work per round.
 

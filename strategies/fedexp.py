@@ -9,26 +9,14 @@ import numpy as np
 from pydantic import Field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Start, Upload
-from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.method import Round, Upload
+from fedcross.strategies.parts.averaging import move, weighted_mean
 from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.wire.records import Arrays
 
 
 class FedExPParams(Settings):
-    """Settings of FedExP.
-
-    Parameters
-    ----------
-    epsilon : float
-        Added to the squared norm of the mean update, 0 or more.
-    weighting : {"examples", "uniform"}
-        Weight of an upload in both means: the authors' code, or the paper.
-    most : float, optional
-        Largest server step; null: no limit, 1: FedAvg.
-    last_two : bool
-        Evaluate the mean of the last two global models, as published, or the newest one.
-    """
+    """Settings, explained in ``conf/method/fedexp.yaml``."""
 
     epsilon: float = Field(1e-3, ge=0)
     weighting: Literal["examples", "uniform"] = "examples"
@@ -38,9 +26,8 @@ class FedExPParams(Settings):
 
 @dataclass
 class FedExPState(ModelState):
-    """The global model, the names of its parameters, those of the model before, and whether a round has moved it."""
+    """The global model, the parameters of the one before, and whether a round has moved it."""
 
-    parameters: tuple[str, ...]
     before: Arrays = field(default_factory=dict)
     moved: bool = False
 
@@ -49,28 +36,19 @@ class FedExP(SingleModel[FedExPParams, FedExPState]):
     """Jhunjhunwala, Wang and Joshi, FedExP: Speeding Up Federated Averaging via Extrapolation, ICLR 2023.
 
     With the updates ``d_u = w_u - w`` and their mean d the server sets ``w += eta_g d``,
-    ``eta_g = max(1, mean ||d_u||^2 / (2 (||d||^2 + epsilon)))``, which is the paper's
-    ``sum ||d_u||^2 / (2 M (||d||^2 + epsilon))`` for M uploads of equal weight. Clients train as in FedAvg. The mean of
-    the last two global models is evaluated, for successive ones swing from side to side; clients start from the newest.
+    ``eta_g = max(1, mean ||d_u||^2 / (2 (||d||^2 + epsilon)))``; the paper's mean is ``sum / M``. Clients train as in
+    FedAvg, from the newest model. The mean of the last two global models is evaluated, because successive ones swing.
 
     State: the global model and the parameters of the one before; clients keep none. Wire: one model down, one up.
 
-    Compared with the authors' code (Divyansh03/FedExP): it adds M epsilon to ||d||^2, this and the paper epsilon; its
-    epsilon (.001 for CIFAR-10 and -100, .1 for EMNIST) shrinks with the square of the learning rate's decay, here it
-    stays. Its learning rate falls by .998 a round, gradients are clipped to norm 10 and weights decay by .0001, which
-    are settings of the run here (``train.lr_decay``, ``train.clip``, ``train.weight_decay``).
-
-    Deviations: norms and steps are of parameters. Statistics of batch normalisation are averaged, and the newest ones
-    evaluated; the authors' code leaves them as they were at first. If an upload is lost, the means are over the others.
+    Deviations: the authors' code (Divyansh03/FedExP) adds M epsilon to ||d||^2; its epsilon (.001 for CIFAR-10 and
+    -100, .1 for EMNIST) shrinks with the square of the learning rate's decay, here it stays. Its decay of .998 a round,
+    clipping to 10 and weight decay of .0001 are ``train.lr_decay``, ``train.clip`` and ``train.weight_decay``. Norms
+    and steps are of parameters; statistics of batch normalisation are averaged, the code leaves them as at first. If an
+    upload is lost, the means are over the others.
     """
 
-    def init(self, start: Start) -> FedExPState:
-        """Keep the initial model; there is none before it."""
-        return FedExPState(super().init(start).model, start.parameters)
-
-    def weights(self, uploads: list[Upload]) -> list[float]:
-        """Return n_k, or 1 for uniform means."""
-        return super().weights(uploads) if self.params.weighting == "examples" else [1.0] * len(uploads)
+    State = FedExPState
 
     def aggregate(self, state: FedExPState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the uploads and extrapolate."""
@@ -85,10 +63,7 @@ class FedExP(SingleModel[FedExPParams, FedExPState]):
         if state.moved:  # the initial model is no result of a round
             state.before = {name: state.model[name] for name in state.parameters}
         state.moved = True
-        if step > 1:
-            for name in state.parameters:
-                start = state.model[name]
-                mean[name] = np.asarray(start + step * (mean[name] - start), dtype=start.dtype)
+        move(mean, state.model, step, state.parameters)
         state.model = mean
         return {"server_step": step}
 

@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedcross.strategies.method import Evaluation, Round, Start, Upload
-from fedcross.strategies.objective import Objective
+from fedcross.strategies.parts.averaging import approach, shrink, squared_distance
 from fedcross.strategies.parts.control_variates import MIB, ControlVariates, places
 from fedcross.strategies.parts.corners import WidthPool
-from fedcross.strategies.parts.pool_steps import approach, follow, shrink, squared_distance
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
-from fedcross.strategies.parts.widths import Nested, Widths
+from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import loops
-from fedcross.strategies.pool.pool import Array, Arrays, Pool
+from fedcross.strategies.pool.pool import Array, Arrays
 from fedcross.tasks.models.width import Width
 
 FEW = 3
@@ -26,31 +25,10 @@ FEW = 3
 
 
 class FedFanParams(PooledParams, Widths):
-    """Settings of FedFan, beside those of every pool.
+    """Settings of FedFan, explained in ``conf/method/fedfan.yaml``.
 
-    Parameters
-    ----------
-    alpha : float
-        The most that a model keeps of its own upload, below 1; 0 is one model for all.
-    reach : float
-        The pool opens when its mean has come this many visits far from the initial model; 0 is `alpha` at once. A
-        visit is as long as the root mean square of what the round's clients changed.
-    sharpness : float
-        q: how fast the pool opens once its mean is beyond `reach`.
-    push : float
-        p: share of the mean's last step that all models are moved on by, before it is multiplied by the steps'
-        coherence; 0 never pushes.
-    tail : float
-        e: the global model is an average over the pool's means, the last ``t / (e + 1)`` of round t weigh most;
-        infinite would be the last mean alone, 0 the plain average of all.
-    limit : float, optional
-        A visit that is more than this many times as long as visits were up to now is shortened to that, unless more
-        than half of the round's visits are; at most 1e6; None: none is.
-    shrink : float
-        Share by which all parameters are made smaller in a round; 0 never.
-    memory_mb : int
-        MiB for what each client changed last (:mod:`strategies.parts.control_variates`); the clients heard least
-        recently are forgotten first. 0 corrects no upload, nor does a pool of several widths.
+    A visit is as long as the root mean square of what the round's clients changed; ``reach`` and ``limit`` are in
+    visits. Of the clients' changes in ``memory_mb`` those heard least recently are forgotten first.
     """
 
     alpha: float = Field(0.99, ge=0, lt=1)
@@ -64,41 +42,38 @@ class FedFanParams(PooledParams, Widths):
 
     def faults(self, clients_per_round: int) -> list[str]:
         """Return an error if some width gets no slot."""
-        if clients_per_round >= len(self.widths):
-            return []
-        widths = list(self.widths)
-        return [
-            f"method.widths={widths}: {clients_per_round} models; each width needs one. Raise clients_per_round or "
-            "give fewer widths."
-        ]
+        k, widths = clients_per_round, list(self.widths)
+        fault = f"method.widths={widths}: {k} models; each width needs one. Raise clients_per_round."
+        return [fault] if k < len(widths) else []
 
     def room_remarks(self, nbytes: int, clients: int) -> list[str]:
         """Return a warning if not all of `clients`, with `nbytes` of trained parameters each, can be remembered."""
-        room = places(self.memory_mb * MIB, nbytes)
-        if self.cuts() or not self.memory_mb or room >= clients:
+        room = places(self.memory, nbytes)
+        if not self.memory or room >= clients:
             return []
-        wanted = math.ceil(clients * nbytes / MIB)
         return [
             f"method.memory_mb={self.memory_mb}: room for what {room} of {clients} clients changed last; the others' "
-            f"uploads are not corrected. All: {wanted}, in memory and in each checkpoint; none: 0."
+            f"uploads are not corrected. All: {math.ceil(clients * nbytes / MIB)}, in memory and in each checkpoint; "
+            "none: 0."
         ]
 
-    def cuts(self) -> bool:
-        """Return whether some model of the pool is not the full one."""
-        return any(width < 1 for width in self.widths)
+    @property
+    def memory(self) -> int:
+        """Bytes for what clients changed last; 0 if models are narrow, because a client's then differ in size."""
+        return 0 if any(width < 1 for width in self.widths) else self.memory_mb * MIB
 
     def own(self, visits: float) -> float:
         """Return a, the weight of a model's own upload when the mean has come so many visits far."""
         return min(self.alpha, 1 - (self.reach / visits) ** self.sharpness) if visits > self.reach else 0.0
 
     def newest(self, number: int) -> float:
-        """Return the weight of the newest value in an average over rounds 1 to `number`."""
+        """Return g, the weight of the newest value in an average over rounds 1 to `number`."""
         return (self.tail + 1) / (self.tail + number)
 
 
 @dataclass(kw_only=True)
 class FedFanState(PoolState):
-    """The pool, and rows (d,): its mean, the last step, the average of means, the initial model.
+    """The pool, and rows (d,): its mean M, the last step D, the average of means W, the initial model M_0.
 
     ``counters`` are the mean's integers (i,), ``statistics`` the mean buffers (L, d - p) of each width, ``visit`` u,
     a visit's squared length, ``way`` the mean's distance from the initial model, ``pushed`` p c.
@@ -120,25 +95,47 @@ class FedFanState(PoolState):
         """n, how many visits' lengths the mean is away from the initial model."""
         return self.way / math.sqrt(self.visit) if self.visit > 0 else 0.0
 
+    @property
+    def trained(self) -> list[str]:
+        """Names of the parameters."""
+        return [entry.name for entry in self.pool.layout.entries if entry.is_parameter]
+
+    def changed(self, upload: Upload) -> float:
+        """Return the squared length of what a client changed; call it before the upload is written."""
+        sent = self.pool.model(upload.slot)
+        return sum(squared_distance(upload.arrays[name], sent[name]) for name in self.trained)
+
+    def shortened(self, upload: Upload, share: float) -> Upload:
+        """Return a copy of `upload` with `share` of what its client changed."""
+        sent, new = self.pool.model(upload.slot), upload.arrays
+        return replace(
+            upload, arrays={**new, **{name: sent[name] + share * (new[name] - sent[name]) for name in self.trained}}
+        )
+
+    def at(self, pool: WidthPool, width: Width) -> Arrays:
+        """Return the average of the means at `width`."""
+        row = self.average.copy()
+        row[pool.layout.parameter_size :] = self.statistics[pool.levels.index(width)]
+        return pool.assembled(row, width)
+
 
 class FedFan(Pooled[FedFanParams, FedFanState]):
     """A method of this project (2026), against FedCross's slow start and the noise of its mean: docs/fedfan.md.
 
     With the pool's mean M_t after the uploads v_i of round t, from the models w_i that were sent, the mean's step
-    ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0, where v_i is already
-    the upload that was shortened to ``|v_i - w_i| <= limit sqrt(u_(t-1))``, u_0 = 0, if it was longer; where more than
-    half of a round's visits (three or more that changed something) are longer than that, as in the first round, to
-    limit^2 times the median of their lengths (of two, the lower one)::
+    ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0::
 
-        u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit
+        u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit, u_0 = 0
         v'_i = v_i - s b_i (y_c(i) - Y)                           without what its client changes in every visit
         n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits; M is the mean of all v'_i
         a_t  = min(alpha, max(0, 1 - (reach / n_t)^q))
         w_i  = (1 - shrink) (a_t v'_i + (1 - a_t) M_t + p c_t D_t)
         W_t  = W_(t-1) + g_t (M_t - W_(t-1))                      g_t = (e + 1) / (e + t)
 
-    y_c is what client c changed last, Y the mean of all y_c, and s and b_i are measured
-    (:class:`~strategies.parts.control_variates.ControlVariates`).
+    Before that, uploads are shortened to ``|v_i - w_i| <= limit sqrt(u_(t-1))``. Where more than half of a round's
+    visits (three or more that changed something) are longer, as in the first round, the bound is limit^2 times the
+    median of their lengths (of two, the lower one). y_c is what client c changed last, Y the mean of all y_c, and s and
+    b_i are measured (:class:`~strategies.parts.control_variates.ControlVariates`).
 
     While the mean has not come far, all models start from it, as in FedAvg, and go on along its coherent steps. Then
     the pool opens, up to FedCross's share of alpha. W is the global model, Shamir and Zhang's polynomial-decay average
@@ -149,38 +146,25 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
 
     Choices:
 
-    - Only trained parameters are shortened, corrected, pushed, measured and shrunk: a variance of batch normalisation
-      that is moved on could fall below 0. Statistics are pulled and averaged like weights, integer entries pulled.
-    - A lost slot keeps its model, counts in M and follows the pool as all do; it does not count in u or s. Its
-      client's y_c stays.
-    - A client that `memory_mb` has no room for, or that was not heard before, is not corrected. s is measured, and the
-      correction made, for each entry of the ``state_dict`` alone.
+    - Only trained parameters are shortened, corrected, pushed, measured and shrunk, so no variance falls below 0.
+      Statistics are pulled and averaged like weights, integer entries pulled.
+    - A lost slot keeps its model, counts in M and follows the pool; it does not count in u or s. Its y_c stays.
+    - A client that is not in the memory is not corrected. s is measured for each entry of the ``state_dict`` alone.
     - A round without uploads changes nothing, and counts in t.
-    - With models of several widths (docs/heterogeneous.md) M has each value as the mean of the slots that have it, and
-      every slot follows the part of M, and of D, that it has. Statistics are those of the slots of one width. c and
-      the way are those of the full model. No upload is corrected, since a client's models differ in size.
+    - With models of several widths (docs/widths.md) M has each value as the mean of the slots that have it, and
+      every slot follows its part of M and D. Statistics are those of the slots of one width. c and the way are those of
+      the full model. No upload is corrected.
     """
-
-    def objective(self) -> Objective:
-        """Return cross-entropy, of the narrower widths too with ``nested``."""
-        return Nested(self.params) if self.params.nested else super().objective()
 
     def init(self, start: Start) -> FedFanState:
         """Return a pool of copies of the initial model, from which the first step and the way are counted."""
-        pool = self.pool_of(start, start.clients_per_round)
-        mean, counters = pool.mean_row()
-        room = 0 if self.params.cuts() else self.params.memory_mb * MIB
+        begun = super().init(start)
+        mean, counters = begun.pool.mean_row()
+        statistics = begun.pool.buffers() if isinstance(begun.pool, WidthPool) else np.empty((0, 0))
         return FedFanState(
-            pool,
-            list(range(len(pool))),
-            mean=mean,
-            step=np.zeros_like(mean),
-            average=mean.copy(),
-            origin=mean.copy(),
-            counters=counters,
-            statistics=_statistics(pool),
-            variates=ControlVariates(pool.layout, room),
-        )
+            begun.pool, begun.queue, mean=mean, step=np.zeros_like(mean), average=mean.copy(), origin=mean.copy(),
+            counters=counters, statistics=statistics, variates=ControlVariates(begun.pool.layout, self.params.memory),
+        )  # fmt: skip
 
     def recombine(self, state: FedFanState, round: Round, members: list[int]) -> None:
         """Pull all models to their mean, push them along its step, and average the means."""
@@ -191,13 +175,10 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         along = max(0.0, cosine(loops.gram(np.stack([state.step, step]), np.arange(2), slice(None))))
         state.way = math.sqrt(squared_distance(mean[trained], state.origin[trained]))
         state.pushed = self.params.push * along
-        own, newest, statistics = self.params.own(state.visits), self.params.newest(round.number), _statistics(pool)
-        if isinstance(pool, WidthPool):
-            pool.follow(own, mean, step, state.pushed)
-            for average, found in zip(state.statistics, statistics):
-                approach(average, found, newest)
-        else:
-            follow(pool, own, mean, step, state.pushed)
+        own, newest = self.params.own(state.visits), self.params.newest(round.number)
+        for average, found in zip(state.statistics, pool.buffers() if isinstance(pool, WidthPool) else ()):
+            approach(average, found, newest)
+        pool.follow(own, mean, step, state.pushed)
         approach(state.average, mean, newest)
         if self.params.shrink:
             shrink(pool, trained, self.params.shrink)
@@ -210,12 +191,10 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         """
         if not uploads:
             return super().aggregate(state, round, uploads)
-        lengths = [_changed(state, upload) for upload in uploads]
-        most = self._longest(state, lengths)
-        uploads = [
-            _shortened(state, upload, math.sqrt(most / n)) if n > most else upload
-            for upload, n in zip(uploads, lengths)
-        ]
+        lengths = [state.changed(upload) for upload in uploads]
+        most = self.longest(state, lengths)
+        pairs = list(zip(uploads, lengths))
+        uploads = [state.shortened(upload, math.sqrt(most / n)) if n > most else upload for upload, n in pairs]
         length = sum(min(n, most) for n in lengths) / len(lengths)
         uploads = state.variates.correct(uploads, state.pool.model)
         state.visit += self.params.newest(round.number) * (length - state.visit)
@@ -224,7 +203,7 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         metrics["shortened"] = float(sum(n > most for n in lengths))
         return metrics | ({"recalled": state.variates.recalled()} if state.variates.most else {})
 
-    def _longest(self, state: FedFanState, lengths: Sequence[float]) -> float:
+    def longest(self, state: FedFanState, lengths: Sequence[float]) -> float:
         """Return the squared length to which longer visits are shortened, from the squared lengths of the round's."""
         if self.params.limit is None:
             return math.inf
@@ -238,7 +217,7 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
     def global_model(self, state: FedFanState) -> Arrays:
         """Return the average of the pool's means, newly allocated."""
         if isinstance(state.pool, WidthPool):
-            return _at(state, state.pool, state.pool.levels[-1])
+            return state.at(state.pool, state.pool.levels[-1])
         return state.pool.layout.views(state.average.copy(), state.counters)
 
     def evaluation(self, state: FedFanState) -> Evaluation:
@@ -246,33 +225,7 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         pool = state.pool
         if not isinstance(pool, WidthPool):
             return Evaluation([self.global_model(state)])
-        return Evaluation([], {width: _at(state, pool, width) for width in reversed(pool.levels)})
-
-
-def _changed(state: FedFanState, upload: Upload) -> float:
-    """Return the squared length of what a client changed; call it before the upload is written."""
-    sent = state.pool.model(upload.slot)
-    names = (entry.name for entry in state.pool.layout.entries if entry.is_parameter)
-    return sum(squared_distance(upload.arrays[name], sent[name]) for name in names)
-
-
-def _shortened(state: FedFanState, upload: Upload, share: float) -> Upload:
-    """Return `upload` with `share` of what its client changed; another object."""
-    sent = state.pool.model(upload.slot)
-    names = (entry.name for entry in state.pool.layout.entries if entry.is_parameter)
-    shorter = {name: sent[name] + share * (upload.arrays[name] - sent[name]) for name in names}
-    return replace(upload, arrays={**upload.arrays, **shorter})
-
-
-def _statistics(pool: Pool) -> Array:
-    """Return the mean float buffers (L, d - p) of the slots of each width; none without widths."""
-    return pool.buffers() if isinstance(pool, WidthPool) else np.empty((0, 0))
-
-
-def _at(state: FedFanState, pool: WidthPool, width: Width) -> Arrays:
-    row = state.average.copy()
-    row[pool.layout.parameter_size :] = state.statistics[pool.levels.index(width)]
-    return pool.assembled(row, width)
+        return Evaluation([], {width: state.at(pool, width) for width in reversed(pool.levels)})
 
 
 def cosine(products: NDArray[np.float64]) -> float:

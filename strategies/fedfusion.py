@@ -7,32 +7,18 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
+from fedcross.strategies import objective
 from fedcross.strategies.method import Round, Start, Upload
-from fedcross.strategies.objective import (
-    Batch,
-    Net,
-    Objective,
-    Outcome,
-    Prepared,
-    Tensors,
-    Trained,
-    Visit,
-    as_arrays,
-    as_tensors,
-)
-from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit, as_arrays, as_tensors
 from fedcross.strategies.parts.fusion import FusedModel, operator
+from fedcross.strategies.parts.losses import cross_entropy
 from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.pool.pool import Arrays
-
-Doubles = npt.NDArray[np.float64]
 
 EXTRACTOR = "features.extractor."
 REFERENCE = "features.reference."
@@ -43,43 +29,42 @@ CHUNK = 500
 
 
 class FedFusionParams(Settings):
-    """``operator``, server average, inference, momentum and cache; lambda's ``decay`` in [0, 1)."""
+    """Settings, explained in ``conf/method/fedfusion.yaml``; ``decay`` is of lambda's moving average."""
 
-    operator: Literal["conv", "multi", "single"] = Field("conv", description="how features are fused")
-    weighting: Literal["examples", "uniform"] = Field("examples", description="weight of an upload in the mean")
-    decay: float = Field(0.9, ge=0, lt=1, description="weight of lambda's old value in its moving average; 0: none")
-    inference: Literal["previous", "current"] = Field("previous", description="E_g of the evaluated model")
-    momentum: Literal["reset", "keep"] = Field("reset", description="a client's momentum buffer between visits")
-    cache_mib: float = Field(1024.0, ge=0, description="most memory of one client's global features, MiB; 0: none")
+    operator: Literal["conv", "multi", "single"] = "conv"
+    weighting: Literal["examples", "uniform"] = "examples"
+    decay: float = Field(0.9, ge=0, lt=1)
+    inference: Literal["previous", "current"] = "previous"
+    momentum: Literal["reset", "keep"] = "reset"
+    cache_mib: float = Field(1024.0, ge=0)
 
 
-class Fusion(Objective[FedFusionParams]):
+class Fusion(objective.Objective[FedFusionParams]):
     """Cross-entropy of ``C(F(E_l(x), E_g(x)))``; E_g is the received extractor, frozen, in evaluation behaviour.
 
-    Without augmentation E_g(x) is computed once per visit for all of the client's examples and looked up afterwards.
-    Memory: n * C * height * width * 4 bytes, 12.25 KiB an example on MNIST and 16 KiB on CIFAR (30,000 MNIST examples:
-    359 MiB), only while the client trains. Above ``cache_mib``, or with augmentation, it is computed batch by batch.
+    Without augmentation E_g(x) is computed once per visit for all examples and looked up afterwards. Memory while the
+    client trains: n * C * height * width * 4 bytes, 12.25 KiB an example on MNIST and 16 KiB on CIFAR (30,000 MNIST
+    examples: 359 MiB). Above ``cache_mib``, or with augmentation, it is computed batch by batch.
     """
 
     by_row = frozenset({"cache"})
 
     def __init__(self, params: FedFusionParams) -> None:
         super().__init__(params)
-        self.keeps = params.momentum == "keep"
-        self.assumes_sgd = self.keeps
+        self.keeps = self.assumes_sgd = params.momentum == "keep"
 
     def prepare(self, visit: Visit) -> Prepared:
         """Freeze the received extractor, compute global features where that is allowed, and take up kept momentum."""
-        params = self.params
-        if params.momentum == "keep" and "momentum" in visit.state:
-            kept = as_tensors({"momentum": visit.state["momentum"]}, like=visit.y)
-            visit.momentum = kept["momentum"]
+        if self.keeps and "momentum" in visit.state:
+            visit.momentum = as_tensors({"momentum": visit.state["momentum"]}, like=visit.y)["momentum"]
         prepared: Prepared = {
             "params": {n: p for n, p in visit.params.items() if n.startswith(EXTRACTOR)},
             "buffers": {n: b for n, b in visit.buffers.items() if n.startswith(EXTRACTOR)},
         }
-        if not visit.augmented and cache_bytes(visit, prepared) <= params.cache_mib * MIB:
-            prepared["cache"] = global_features(visit, prepared)
+        if not visit.augmented:
+            size = frozen(visit.net, prepared, visit.inputs[:1]).nbytes * len(visit.y)
+            if size <= self.params.cache_mib * MIB:
+                prepared["cache"] = global_features(visit, prepared)
         return prepared
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
@@ -88,8 +73,7 @@ class Fusion(Objective[FedFusionParams]):
             reference = prepared["cache"][batch.rows]
         else:
             reference = frozen(net, prepared, batch.x)
-        scores = net.call("", params, buffers, batch.x, reference)
-        return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+        return cross_entropy(net.call("", params, buffers, batch.x, reference), batch)
 
     def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
         """Return the client's scores with the E_g it trained with."""
@@ -107,25 +91,14 @@ def frozen(net: Net, prepared: Prepared, x: Tensor) -> Tensor:
     return net.call(EXTRACTOR.rstrip("."), prepared["params"], prepared["buffers"], x, train=False)
 
 
-def cache_bytes(visit: Visit, prepared: Prepared) -> float:
-    """Return the memory that global features of all examples would take."""
-    one = frozen(visit.net, prepared, visit.inputs[:1])
-    return float(one.nbytes * len(visit.y))
-
-
 def global_features(visit: Visit, prepared: Prepared) -> Tensor:
-    """Return E_g of all of the client's examples, shape (n, C, height, width)."""
+    """Return E_g of all of the client's examples, shape (n, C, height, width), allocated once."""
     first = frozen(visit.net, prepared, visit.inputs[:CHUNK])
     features = first.new_empty((len(visit.y), *first.shape[1:]))
     features[: len(first)] = first
     for start in range(CHUNK, len(visit.y), CHUNK):
         features[start : start + CHUNK] = frozen(visit.net, prepared, visit.inputs[start : start + CHUNK])
     return features
-
-
-def smoothed(before: npt.NDArray[np.generic], averaged: npt.NDArray[np.generic], decay: float) -> Doubles:
-    """Return ``decay * before + (1 - decay) * averaged``, in float64."""
-    return decay * before.astype(np.float64) + (1.0 - decay) * averaged.astype(np.float64)
 
 
 @dataclass
@@ -143,17 +116,17 @@ class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
     three; then ``lambda <- decay * lambda_before + (1 - decay) * lambda_averaged`` for ``multi`` and ``single``.
 
     State: G and the extractor of the round before. Clients keep none, or their momentum buffer. Wire: M + |F| each
-    way, |F| = 8,256 (conv, 64 channels), 64 (multi), 1 (single) weights: E_g is G's own E and is not sent (the authors'
-    released state_dict holds it twice).
+    way, |F| = 8,256 (conv, 64 channels), 64 (multi), 1 (single) weights. E_g is G's own E and is not sent; the authors'
+    state_dict holds it twice.
 
     Readings and deviations:
 
-    - The paper weights clients by examples, the code averages uniformly: ``weighting``, the paper's by default.
-    - lambda's moving average is in section 3.2 of the paper and in the code. It starts at 0, and lambda does, so the
-      lambda sent last is the average so far: no shadow copy is needed.
+    - The paper weights clients by examples (default), the code averages uniformly: ``weighting``.
+    - lambda and its moving average (section 3.2 and the code) start at 0, so the lambda sent last is the average so
+      far: no shadow copy is needed.
     - The code infers with the new E and the *previous* round's E_g, which clients held frozen: ``inference=previous``
       (default); ``current`` uses the new E for both. ``model.safetensors`` has it as ``features.reference``.
-    - The code keeps each client's momentum from visit to visit; the paper is silent: ``momentum``, reset by default.
+    - The code keeps each client's momentum between visits, the paper is silent: ``momentum``, reset by default.
     - The paper caches global features; the code cannot, because of its random crops: ``cache_mib``.
     - Batch normalisation in E_g (the authors' networks have none) uses the received statistics, unchanged.
     """
@@ -168,12 +141,12 @@ class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
         ConfigError
             If the model has no convolution part that ends after its second block.
         """
+        if deployed and self.params.inference == "previous":
+            model = copy.deepcopy(model)
+            features = cast("FusedModel", model).features
+            features.reference = copy.deepcopy(features.get_submodule("extractor"))
         if deployed:
-            if self.params.inference == "current":
-                return model
-            with_reference = copy.deepcopy(cast("FusedModel", model))
-            with_reference.features.reference = copy.deepcopy(with_reference.features.get_submodule("extractor"))
-            return with_reference
+            return model
         channels = int(getattr(model, "extractor_channels", 0))
         if channels < 1:
             raise ConfigError(
@@ -187,20 +160,16 @@ class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
         model = super().init(start).model
         return FedFusionState(model, extractor(model))
 
-    def weights(self, uploads: list[Upload]) -> list[float]:
-        """Return n_k, or 1 for a uniform mean."""
-        return [1.0] * len(uploads) if self.params.weighting == "uniform" else super().weights(uploads)
-
     def aggregate(self, state: FedFusionState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average, then smooth lambda; the extractor that the clients held frozen becomes the previous one."""
         if not uploads:
             return {}
-        held, before = extractor(state.model), state.model.get(SHARE)
-        state.model = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
-        state.previous = held
+        state.previous, before = extractor(state.model), state.model.get(SHARE)
+        super().aggregate(state, round, uploads)
         metrics = {"cache_mib": max(upload.metrics.get("cache-mib", 0.0) for upload in uploads)}
         if before is not None:
-            share = smoothed(before, state.model[SHARE], self.params.decay)
+            old, new = before.astype(np.float64), state.model[SHARE].astype(np.float64)
+            share = self.params.decay * old + (1.0 - self.params.decay) * new
             state.model[SHARE] = share.astype(before.dtype)
             metrics |= {"lambda_mean": float(share.mean()), "lambda_spread": float(share.std())}
         return metrics

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
@@ -15,53 +16,44 @@ from torch.nn import functional
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import key
 from fedcross.core.settings import Settings
+from fedcross.strategies import objective
 from fedcross.strategies.method import Round, Start, Task, Upload
-from fedcross.strategies.objective import (
-    Batch,
-    Net,
-    Objective,
-    Outcome,
-    Prepared,
-    Tensors,
-    Trained,
-    Visit,
-    as_arrays,
-    as_tensors,
-)
-from fedcross.strategies.parts.generator import TRAINED, create, diversity_loss, generate, one_hot, teacher_loss
+from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit, as_arrays, as_tensors
+from fedcross.strategies.parts import generator as gen
 from fedcross.strategies.parts.loss_random import categorical, normal, uniform
-from fedcross.strategies.parts.single_model import ModelState, SingleModel
-from fedcross.strategies.pool.pool import Array
-from fedcross.strategies.wire.records import Arrays, Spec
+from fedcross.strategies.parts.losses import cross_entropy
+from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
+from fedcross.strategies.pool.pool import Array, Arrays
 
 HEAD = ("classifier.weight", "classifier.bias")
-MOMENTS = ("first", "second")
-RATES = (0.9, 0.999)  # of Adam's moments
-ADAM_EPSILON = 1e-8
 # Purposes of the draws in one step.
 NOISE_OWN, LABELS, NOISE_DRAWN = range(3)
 
 
 class FedGenParams(Settings):
-    """Coefficients of the client's terms, sizes and optimiser of the generator."""
+    """Settings, explained in ``conf/method/fedgen.yaml``."""
 
-    alpha: float = Field(0.2, ge=0, description="weight of the cross-entropy on generated embeddings")
-    beta: float = Field(0.2, ge=0, description="weight of the KL term")
-    decay: float = Field(1.0, gt=0, le=1, description="factor of alpha and beta per round")
-    batch: int = Field(50, ge=1, description="generated embeddings in one client step")
-    noise: int = Field(100, ge=1, description="numbers of noise")
+    alpha: float = Field(0.2, ge=0)
+    beta: float = Field(0.2, ge=0)
+    decay: float = Field(1.0, gt=0, le=1)
+    batch: int = Field(50, ge=1)
+    noise: int = Field(100, ge=1)
     noise_law: Literal["normal", "uniform"] = "normal"
-    hidden: int = Field(512, ge=1, description="hidden units of the generator")
-    generator_steps: int = Field(50, ge=1, description="server steps per round")
-    generator_batch: int = Field(50, ge=2, description="embeddings in one server step")
+    hidden: int = Field(512, ge=1)
+    generator_steps: int = Field(50, ge=1)
+    generator_batch: int = Field(50, ge=2)
     generator_lr: float = Field(3e-4, gt=0)
-    generator_lr_decay: float = Field(1.0, gt=0, le=1, description="factor of generator_lr per round")
-    generator_weight_decay: float = Field(1e-2, ge=0, description="L2, added to the gradient")
-    diversity: float = Field(1.0, ge=0, description="weight of the diversity term")
-    fresh_adam: bool = Field(False, description="forget Adam's moments each round")
+    generator_lr_decay: float = Field(1.0, gt=0, le=1)
+    generator_weight_decay: float = Field(1e-2, ge=0)
+    diversity: float = Field(1.0, ge=0)
+    fresh_adam: bool = False
+
+    def draw(self, key: Tensor, step: int | Tensor, purpose: int, rows: int, dtype: torch.dtype) -> Tensor:
+        """Return the generator's noise (rows, noise)."""
+        return (normal if self.noise_law == "normal" else uniform)(key, step, purpose, (rows, self.noise), dtype)
 
 
-class Regularised(Objective[FedGenParams]):
+class Regularised(objective.Objective[FedGenParams]):
     """Cross-entropy, KL towards the head's view of generated embeddings, cross-entropy on generated embeddings."""
 
     halves = True
@@ -76,8 +68,7 @@ class Regularised(Objective[FedGenParams]):
         factor = self.params.decay ** (visit.round - 1)
 
         def coefficient(value: float) -> Tensor:
-            faded = max(value * factor, min(value, 1e-4))
-            return torch.tensor(faded, dtype=like.dtype, device=like.device)
+            return torch.tensor(max(value * factor, min(value, 1e-4)), dtype=like.dtype, device=like.device)
 
         generator = as_tensors(visit.extras["generator"], like)
         return {
@@ -89,33 +80,25 @@ class Regularised(Objective[FedGenParams]):
         }
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the loss of one batch."""
+        """Return the loss of one batch; examples of unknown labels count as 0 in the KL."""
         scores = net.logits(params, buffers, batch.x)
-        loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-        if not prepared:
-            return loss
-        if self.params.beta:
-            loss = loss + prepared["beta"] * self._divergence(net, params, buffers, batch, scores, prepared)
-        if self.params.alpha:
+        loss = cross_entropy(scores, batch)
+        if prepared and self.params.beta:
+            z = self._embed(batch.y, NOISE_OWN, batch.step, prepared)
+            target = functional.log_softmax(net.classify(params, buffers, z), 1).detach()
+            each = (target.exp() * (target - functional.log_softmax(scores, 1))).sum(1)
+            loss = loss + prepared["beta"] * batch.mean(each * prepared["known"][batch.y])
+        if prepared and self.params.alpha:
             y = categorical(prepared["key"], batch.step, LABELS, self.params.batch, prepared["known"])
             drawn = net.classify(params, buffers, self._embed(y, NOISE_DRAWN, batch.step, prepared))
             loss = loss + prepared["alpha"] * functional.cross_entropy(drawn, y)
         return loss
 
-    def _divergence(
-        self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, scores: Tensor, prepared: Prepared
-    ) -> Tensor:
-        """Return the mean KL over the batch; examples of unknown labels count as 0."""
-        z = self._embed(batch.y, NOISE_OWN, batch.step, prepared)
-        target = functional.log_softmax(net.classify(params, buffers, z), 1).detach()
-        each = (target.exp() * (target - functional.log_softmax(scores, 1))).sum(1)
-        return batch.mean(each * prepared["known"][batch.y])
-
     def _embed(self, y: Tensor, purpose: int, step: int | Tensor, prepared: Prepared) -> Tensor:
         """Return generated embeddings of labels `y`, shape (len(y), embedding)."""
         known = prepared["known"]
-        noise = draw_noise(self.params, prepared["key"], step, purpose, y.shape[0], known.dtype)
-        return generate(prepared["generator"], noise, one_hot(y, known.shape[0], noise), train=False)
+        noise = self.params.draw(prepared["key"], step, purpose, y.shape[0], known.dtype)
+        return gen.generate(prepared["generator"], noise, gen.one_hot(y, known.shape[0], noise), train=False)
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Send how many examples of each label there are."""
@@ -155,129 +138,80 @@ class FedGen(SingleModel[FedGenParams, FedGenState]):
     keep none. Wire: down one model, and from the second round on the generator (weights and running statistics) and
     one byte per class; up one model and 8 bytes per class (label counts).
 
-    Presets: ``method=fedgen`` has the coefficients of the FedCross lab (alpha = beta = .2 for every data set, no decay,
-    batches of 50), because its tables are the ones that are compared here, and because FedGen's authors' alpha = beta =
-    10 were chosen for MNIST only. ``method=fedgen_official`` has theirs (times .98 a round, batches of 32).
+    Presets: ``method=fedgen`` has the coefficients of the FedCross lab (alpha = beta = .2, no decay, batches of 50),
+    whose tables are compared here; the authors' alpha = beta = 10 were chosen for MNIST only.
+    ``method=fedgen_official`` has theirs (times .98 a round, batches of 32).
 
-    Deviations: counts are those of a client's whole data, not of the batches it happened to draw. Per-label weights
-    multiply each example's loss; both codes multiply shapes (b,) and (b, 1), which makes the weight a mean over the
-    batch. Noise is standard normal as in the paper (`noise_law=uniform` as in the codes). Adam's state persists (the
-    lab's code makes it anew each round: `fresh_adam=true`). The alpha term is a plain mean (the official code
-    multiplies by generator batch / client batch, 1 in its settings). In the first round, when the generator is
-    untrained, both codes switch the terms off; here it is not even sent. A label that the generator has never been
-    trained on is left out of the KL. The codes' adversarial student term has weight 0 and is left out.
+    Deviations: counts are those of a client's whole data, not of the batches that it drew. Per-label weights multiply
+    each example's loss; both codes multiply shapes (b,) and (b, 1), so the weight becomes a mean over the batch. Noise
+    is standard normal as in the paper (`noise_law=uniform` as in the codes). Adam's state persists (anew each round in
+    the lab's code: `fresh_adam=true`). The alpha term is a plain mean (times generator batch / client batch in the
+    official code, 1 in its settings). In the first round, when both codes switch the terms off, the generator is not
+    sent. A label that the generator was never trained on is left out of the KL. The codes' adversarial student term has
+    weight 0 and is left out.
     """
 
     Objective = Regularised
 
     def init(self, start: Start) -> FedGenState:
-        """Keep the model and create the generator.
-
-        Raises
-        ------
-        ConfigError
-            If the model has no linear head called ``classifier``.
-        """
+        """Keep the model and create the generator; a ConfigError unless it has a linear head called ``classifier``."""
         if any(name not in start.arrays for name in HEAD):
             raise ConfigError(f"method.name='fedgen': needs a model with {' and '.join(HEAD)}. Choose another model.")
         classes, embedding = start.arrays[HEAD[0]].shape
-        generator = as_arrays(create(self.params.noise, classes, self.params.hidden, embedding, start.seed))
-        return FedGenState(super().init(start).model, generator, np.zeros(classes, np.uint8))
+        generator = gen.create(self.params.noise, classes, self.params.hidden, embedding, start.seed)
+        return FedGenState(super().init(start).model, as_arrays(generator), np.zeros(classes, np.uint8))
 
     def dispatch(self, state: FedGenState, round: Round) -> list[Task]:
         """Send the global model, and the generator once it has been trained; ask for label counts."""
-        extras: dict[str, Arrays] = {}
-        if state.known.any():
-            extras = {"generator": state.generator, "known": {"labels": state.known}}
-        returns: dict[str, Spec] = {"labels": {"counts": (state.known.shape, "int64")}}
-        return [replace(task, extras=extras, returns=returns) for task in super().dispatch(state, round)]
+        known = {"generator": state.generator, "known": {"labels": state.known}} if state.known.any() else {}
+        return to_all(state.model, round, extras=known, returns={"labels": {"counts": (state.known.shape, "int64")}})
 
     def aggregate(self, state: FedGenState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Train the generator on the uploaded heads, then average the models."""
-        if not uploads:
-            return {}
-        counts = np.stack([_honest(u.extras["labels"]["counts"], u.num_examples) for u in uploads])
+        counts = np.array([_honest(u.extras["labels"]["counts"], u.num_examples) for u in uploads])
         metrics = {}
         if counts.any():
-            loss = self.train_generator(state, round, counts, [u.arrays for u in uploads])
+            metrics = {"generator_loss": self.train_generator(state, round, counts, [u.arrays for u in uploads])}
             state.known = state.known | (counts.sum(0) > 0).astype(np.uint8)
-            metrics = {"generator_loss": loss}
         super().aggregate(state, round, uploads)
         return metrics
 
-    def train_generator(self, state: FedGenState, round: Round, counts: np.ndarray, models: Sequence[Arrays]) -> float:
+    def train_generator(
+        self, state: FedGenState, round: Round, counts: NDArray[np.int64], models: Sequence[Arrays]
+    ) -> float:
         """Take the round's Adam steps and return the last loss.
 
-        Parameters
-        ----------
-        state, round
-            The generator, and which round this is.
-        counts : int64 array, shape (k, classes)
-            Examples of each label that each client holds.
-        models : sequence of Arrays
-            The k uploads; only their heads are used.
+        `counts` (k, classes) are the examples of each label that each client holds, `models` the k uploads, of which
+        only the heads are used.
         """
-        p = self.params
-        heads = [torch.from_numpy(np.stack([m[name] for m in models]).astype(np.float32)) for name in HEAD]
-        total = counts.sum(0)
-        weights = torch.from_numpy((counts / np.maximum(total, 1)).astype(np.float32)).T  # (classes, k)
+        p, total = self.params, counts.sum(0)
+        weight, bias = (torch.from_numpy(np.stack([m[name] for m in models]).astype(np.float32)) for name in HEAD)
+        shares = torch.from_numpy((counts / np.maximum(total, 1)).astype(np.float32)).T  # (classes, k)
         held = torch.from_numpy((total > 0).astype(np.float64))
-        visit = torch.tensor(key(round.seed, "fedgen generator", round.number))
+        draws = torch.tensor(key(round.seed, "fedgen generator", round.number))
         lr = p.generator_lr * p.generator_lr_decay ** (round.number - 1)
-        generator, adam = as_tensors(state.generator), Adam(as_tensors(state.moments), state.adam_steps)
-        if p.fresh_adam or not adam.moments:
-            adam = Adam({f"{m}.{n}": torch.zeros_like(generator[n]) for m in MOMENTS for n in TRAINED}, 0)
+        before, moments = (0, {}) if p.fresh_adam else (state.adam_steps, as_tensors(state.moments))
+        generator, state.adam_steps = as_tensors(state.generator), before + p.generator_steps
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the result must not depend on the machine's cores
         try:
             for step in range(p.generator_steps):
-                y = categorical(visit, step, LABELS, p.generator_batch, held)
-                noise = draw_noise(p, visit, step, NOISE_DRAWN, p.generator_batch, torch.float32)
-                leaves = {name: generator[name].requires_grad_() for name in TRAINED}
-                z = generate(generator, noise, one_hot(y, len(total), noise), train=True)
-                loss = teacher_loss(z, y, heads[0], heads[1], weights) + p.diversity * diversity_loss(noise, z)
+                y = categorical(draws, step, LABELS, p.generator_batch, held)
+                noise = p.draw(draws, step, NOISE_DRAWN, p.generator_batch, torch.float32)
+                leaves = {name: generator[name].requires_grad_() for name in gen.TRAINED}
+                z = gen.generate(generator, noise, gen.one_hot(y, len(total), noise), train=True)
+                loss = gen.teacher_loss(z, y, weight, bias, shares) + p.diversity * gen.diversity_loss(noise, z)
                 slopes = torch.autograd.grad(loss, list(leaves.values()))
-                adam.step(generator, dict(zip(leaves, slopes)), lr, p.generator_weight_decay)
+                named = dict(zip(leaves, slopes))
+                gen.adam(generator, named, moments, before + step + 1, lr, p.generator_weight_decay)
         finally:
             torch.set_num_threads(threads)
-        state.generator, state.moments, state.adam_steps = as_arrays(generator), as_arrays(adam.moments), adam.steps
+        state.generator, state.moments = as_arrays(generator), as_arrays(moments)
         return float(loss.detach())
 
 
-@dataclass
-class Adam:
-    """Adam (Kingma and Ba 2015) with L2 in the gradient, as ``torch.optim.Adam`` by default.
-
-    Written out because making an optimiser of PyTorch imports its compiler, which takes seconds.
-    """
-
-    moments: Tensors
-    steps: int
-
-    def step(self, weights: Tensors, slopes: Tensors, lr: float, decay: float) -> None:
-        """Take one step: `weights` get new tensors."""
-        self.steps += 1
-        first_left, second_left = (1 - rate**self.steps for rate in RATES)
-        for name, slope in slopes.items():
-            weight = weights[name].detach()
-            gradient = slope + decay * weight
-            first, second = (self.moments[f"{m}.{name}"] for m in MOMENTS)
-            first.lerp_(gradient, 1 - RATES[0])
-            second.mul_(RATES[1]).addcmul_(gradient, gradient, value=1 - RATES[1])
-            size = (second / second_left).sqrt_().add_(ADAM_EPSILON)
-            weights[name] = weight - (lr / first_left) * (first / size)
-
-
-def draw_noise(
-    params: FedGenParams, visit: Tensor, step: int | Tensor, purpose: int, rows: int, dtype: torch.dtype
-) -> Tensor:
-    """Return the generator's noise (rows, noise)."""
-    law = normal if params.noise_law == "normal" else uniform
-    return law(visit, step, purpose, (rows, params.noise), dtype)
-
-
-def _honest(counts: np.ndarray, examples: int) -> np.ndarray:
+def _honest(counts: NDArray[Any], examples: int) -> NDArray[np.int64]:
     """Return label counts (classes,) that sum to `examples` at most: no client takes the labels over by huge claims."""
     cut = np.clip(counts, 0, examples)
-    bounded: np.ndarray = np.floor(cut * min(1.0, examples / max(int(cut.sum()), 1))).astype(np.int64)
+    bounded: NDArray[np.int64] = np.floor(cut * min(1.0, examples / max(int(cut.sum()), 1))).astype(np.int64)
     return bounded

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors, Visit
+from fedcross.strategies.parts.losses import cross_entropy
 from fedcross.strategies.parts.single_model import SingleModel
 
 #: The count of a class that a client does not have: its margin is 100 tau.
@@ -32,23 +32,20 @@ class Calibrated(Objective[FedLCParams]):
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
-        scores = net.logits(params, buffers, batch.x) - prepared["margin"]
-        return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+        return cross_entropy(net.logits(params, buffers, batch.x) - prepared["margin"], batch)
 
 
 class FedLC(SingleModel[FedLCParams]):
     """Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022.
 
-    Client k minimises the cross-entropy of ``f_c(x) - tau n_c^(-1/4)``, n_c the number of its examples of class c that
-    it uses in this visit. Rare classes then need a larger margin in training. Predictions use f itself. The server
-    averages as FedAvg does, by examples.
+    Client k minimises the cross-entropy of ``f_c(x) - tau n_c^(-1/4)``, n_c the examples of class c in this visit: rare
+    classes need a larger margin. Predictions use f itself. The server averages as FedAvg does, by examples.
 
     State: the global model; clients keep none. Wire: one model down, one up.
 
-    Deviations and choices: no code of the authors was found. Their formula sums over the other classes in the
-    denominator, public reimplementations (Flower's baseline, fluke) and this one over all, which is a cross-entropy. A
-    class that a client does not have has an infinite margin in the formula; here n_c is at least 1e-8, so the margin is
-    100 tau, and the client's training leaves such a class's logit alone. The reported training loss has the margins.
+    Deviations: the formula's denominator sums over the other classes; here, in Flower's baseline and in fluke over all,
+    which is a cross-entropy. No code of the authors was found. An absent class has an infinite margin in the formula;
+    here n_c is at least 1e-8, so training leaves that logit alone. The reported training loss has the margins.
     """
 
     Objective = Calibrated

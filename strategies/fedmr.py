@@ -15,15 +15,9 @@ from fedcross.strategies.pool.pool import Array, Pool
 
 
 class FedMRParams(PooledParams):
-    """Settings of FedMR, beside those of every pool.
+    """``first_stage``: B, rounds of plain averaging; ``partition``: share of the entries that move together.
 
-    Parameters
-    ----------
-    first_stage : int
-        B: in rounds 1 to B every slot becomes the uniform mean of the round's uploads.
-    partition : float
-        Share of the model's entries that one permutation moves together, 0 to 1: 0 moves every entry on its own, .25
-        moves four groups of consecutive entries, 1 moves whole models.
+    With ``partition`` 0 every entry moves on its own, with .25 four groups of consecutive entries, with 1 whole models.
     """
 
     first_stage: int = Field(0, ge=0)
@@ -40,15 +34,14 @@ class FedMR(Pooled[FedMRParams, PoolState]):
     """Hu et al., Is Aggregation the Only Choice? Federated Learning via Layer-wise Model Recombination, KDD 2024.
 
     For every entry k of the ``state_dict`` an independent random permutation p_k of the slots, ``w_i[k] =
-    v_(p_k(i))[k]``; mean and variance of the pool stay the same. In the first B rounds (``first_stage``) all slots
-    become the mean of the uploads instead. The global model is the uniform mean of the slots.
+    v_(p_k(i))[k]``; mean and variance of the pool stay the same. In the first B rounds all slots become the mean of the
+    uploads instead. The global model is the uniform mean of the slots.
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
-    Deviations: a lost slot keeps its model and takes no part in the permutations. `partition` follows the authors'
-    code: group g of consecutive entries starts at the first entry whose number is at least ``g * partition * E``;
-    statistics and counters are entries too. A permutation is drawn from (seed, round), entry after entry; the code
-    shuffles the last permutation again.
+    Deviations: a lost slot keeps its model and takes no part in the permutations. As in the authors' code group g
+    starts at the first entry whose number is at least ``g * partition * E``; statistics and counters are entries too. A
+    permutation is drawn from (seed, round), entry after entry; the code shuffles the last permutation again.
     """
 
     def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:
@@ -79,8 +72,7 @@ def groups(entries: int, partition: float) -> list[int]:
     """Return the group, from 0, of each entry: one permutation moves all entries of a group."""
     found, group = [], -1
     for entry in range(entries):
-        if partition == 0 or entry >= entries * partition * (group + 1):
-            group += 1
+        group += partition == 0 or entry >= entries * partition * (group + 1)
         found.append(group)
     return found
 
@@ -89,5 +81,4 @@ def permutations(entries: int, m: int, partition: float, round: Round) -> NDArra
     """Return this round's permutations of m positions, int64 (entries, m); the entries of a group share one."""
     group = groups(entries, partition)
     draw = stream(round.seed, "recombination", round.number)
-    orders = draw.permuted(np.tile(np.arange(m), (group[-1] + 1, 1)), axis=1)
-    return orders[group]
+    return draw.permuted(np.tile(np.arange(m), (group[-1] + 1, 1)), axis=1)[group]

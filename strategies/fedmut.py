@@ -17,19 +17,7 @@ from fedcross.strategies.pool.pool import Array, Arrays, Pool
 
 
 class FedMutParams(PooledParams):
-    """Settings of FedMut, beside those of every pool.
-
-    Parameters
-    ----------
-    radius : float
-        rho: length of a mutation in units of the mean's last step; 0 is FedAvg with equal weights.
-    acceleration : float
-        a_r: in round 1 a backward mutation is this much shorter than a forward one, as a share.
-    acceleration_rounds : int
-        T_b: rounds in which that share falls to 0.
-    part : {"state", "parameters"}
-        Values that mutate: all float entries (the authors' code), or the trained ones.
-    """
+    """The ``radius`` rho, the ``acceleration`` a_r and its rounds T_b, and the ``part`` that mutates."""
 
     radius: float = Field(4.0, ge=0)
     acceleration: float = Field(0.3, ge=0, le=2)
@@ -59,10 +47,10 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
 
     State: the pool, K models, and w; clients keep none. Wire: one model down, one up.
 
-    Deviations: if an upload is lost, w is the mean of the others, and the lost slot gets a mutation of w as all do.
-    Integer entries are those of w; the authors' code mutates and truncates them too. A mutated running variance may be
-    below 0; training does not read it, and the uploads' mean is evaluated. The code draws each pair of factors in
-    random order and then shuffles all pairs; the shuffle alone gives the same distribution.
+    Deviations: if an upload is lost, w is the mean of the others, and the lost slot gets a mutation of w. Integer
+    entries are those of w; the authors' code mutates and truncates them. A mutated running variance may be below 0;
+    training does not read it, and the uploads' mean is evaluated. The code draws each pair in random order before it
+    shuffles all pairs; the shuffle alone gives the same distribution.
     """
 
     def init(self, start: Start) -> FedMutState:
@@ -89,8 +77,7 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
 
 def mutate(pool: Pool, mean: Array, step: Array, factors: NDArray[np.float64]) -> None:
     """Set every slot's float entry e to ``mean + factors[e, slot] * step``; `factors` is (E, K)."""
-    scales = factors.astype(pool.rows.dtype)
-    for entry, scale in zip(pool.layout.entries, scales, strict=True):
+    for entry, scale in zip(pool.layout.entries, factors.astype(pool.rows.dtype), strict=True):
 
         def spread(_: int, columns: slice, scale: Array = scale) -> None:
             pool.rows[:, columns] = mean[columns] + scale[:, None] * step[columns]

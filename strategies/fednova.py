@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 from pydantic import Field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.method import Round, Task, Upload
 from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit
-from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.parts.momentum import effective_steps
-from fedcross.strategies.parts.single_model import ModelState, SingleModel
-from fedcross.strategies.wire.records import Spec
+from fedcross.strategies.parts.averaging import effective_steps, weighted_mean
+from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 
 #: More steps than any visit has; a client that reports more is not believed.
 MOST_STEPS = 10**7
@@ -36,50 +32,35 @@ class Counted(Objective[FedNovaParams]):
         return Outcome({"steps": {"tau": np.array(trained.steps, np.int64)}})
 
 
-@dataclass
-class FedNovaState(ModelState):
-    """The global model and the names of its parameters."""
-
-    parameters: tuple[str, ...]
-
-
-class FedNova(SingleModel[FedNovaParams, FedNovaState]):
+class FedNova(SingleModel[FedNovaParams, ModelState]):
     """Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020.
 
     With ``d_u = (w - w_u)/a_u`` the server sets ``w -= (sum_u p_u a_u) sum_u p_u d_u``, p_u the share of u's examples
     among the uploads. a_u is the number of plain steps that u's tau_u steps with momentum rho are worth,
-    ``(tau - rho (1 - rho^tau)/(1 - rho))/(1 - rho)``; without momentum a_u = tau_u.
+    ``(tau - rho (1 - rho^tau)/(1 - rho))/(1 - rho)``; without momentum a_u = tau_u. With equal a_u this is FedAvg, and
+    computed as FedAvg.
 
     State: the global model; clients keep none. Wire: one model down; one model and 8 bytes up, the number of steps.
 
-    With equal a_u this is FedAvg, and computed as FedAvg. The authors' code (JYWa/FedNova) accumulates a_u step by
-    step, which gives the same numbers (the test does it too), and has options that are not here: a proximal term in
-    the local step, Nesterov momentum, momentum of the server.
-
-    Deviations: statistics of batch normalisation are averaged by examples and not normalised; the authors' code
-    communicates parameters alone. If an upload is lost, the sums are over the others. An upload that reports fewer than
-    one step or more than ten million is left out. Weight decay is part of d_u.
+    Deviations: the authors' code (JYWa/FedNova) accumulates a_u step by step, to the same numbers (tested); its
+    proximal term, Nesterov and server momentum are not here. It communicates parameters alone; here statistics of batch
+    normalisation are averaged by examples. The sums leave out lost uploads, and those that report fewer than one step
+    or more than ten million. Weight decay is part of d_u.
     """
 
     Objective = Counted
 
-    def init(self, start: Start) -> FedNovaState:
-        """Keep the initial model."""
-        return FedNovaState(super().init(start).model, start.parameters)
-
-    def dispatch(self, state: FedNovaState, round: Round) -> list[Task]:
+    def dispatch(self, state: ModelState, round: Round) -> list[Task]:
         """Send the global model; expect the number of steps, an int64 scalar."""
-        returns: dict[str, Spec] = {"steps": {"tau": ((), "int64")}}
-        return [replace(task, returns=returns) for task in super().dispatch(state, round)]
+        return to_all(state.model, round, returns={"steps": {"tau": ((), "int64")}})
 
-    def aggregate(self, state: FedNovaState, round: Round, uploads: list[Upload]) -> dict[str, float]:
+    def aggregate(self, state: ModelState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Move the global model by the normalised updates."""
-        steps = [int(upload.extras["steps"]["tau"]) for upload in uploads]
-        believed = [(u, tau) for u, tau in zip(uploads, steps, strict=True) if 1 <= tau <= MOST_STEPS]
-        if not believed:
+        steps = {upload.slot: int(upload.extras["steps"]["tau"]) for upload in uploads}
+        uploads = [upload for upload in uploads if 1 <= steps[upload.slot] <= MOST_STEPS]
+        if not uploads:
             return {}
-        uploads = [upload for upload, _ in believed]
-        worth = np.array([effective_steps(tau, self.params.momentum) for _, tau in believed])
+        worth = np.array([effective_steps(steps[upload.slot], self.params.momentum) for upload in uploads])
         if (worth == worth[0]).all():
             return {**super().aggregate(state, round, uploads), "effective_steps": float(worth[0])}
         share = np.array(self.weights(uploads)) / sum(self.weights(uploads))

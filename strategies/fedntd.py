@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors, Visit
+from fedcross.strategies.parts.losses import cross_entropy
 from fedcross.strategies.parts.single_model import SingleModel
 
 
@@ -19,13 +20,11 @@ def other_labels(classes: int, device: torch.device) -> Tensor:
 
 
 def not_true(scores: Tensor, teacher: Tensor, others: Tensor, tau: float) -> Tensor:
-    """Return ``KL(teacher || student)`` over the columns `others`, per example, shape (batch,).
+    """Return ``KL(teacher || student)`` at temperature `tau` over the columns `others`, per example, shape (batch,).
 
-    `scores` and `teacher` have shape (batch, classes), `others` (batch, classes - 1); both softmaxes have temperature
-    `tau`.
+    `scores` and `teacher` have shape (batch, classes), `others` (batch, classes - 1).
     """
-    student = functional.log_softmax(scores.gather(1, others) / tau, dim=1)
-    target = functional.log_softmax(teacher.gather(1, others) / tau, dim=1)
+    student, target = (functional.log_softmax(one.gather(1, others) / tau, dim=1) for one in (scores, teacher))
     return (target.exp() * (target - student)).sum(1)
 
 
@@ -41,17 +40,13 @@ class NotTrue(Objective[FedNTDParams]):
 
     def prepare(self, visit: Visit) -> Prepared:
         """Keep the received model as the teacher."""
-        return {
-            "params": visit.params,
-            "buffers": visit.buffers,
-            "others": other_labels(visit.classes, visit.y.device),
-        }
+        others = other_labels(visit.classes, visit.y.device)
+        return {"params": visit.params, "buffers": visit.buffers, "others": others}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
-        scores = net.logits(params, buffers, batch.x)
-        loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-        own = self.params
+        scores, own = net.logits(params, buffers, batch.x), self.params
+        loss = cross_entropy(scores, batch)
         if not own.beta:
             return loss
         teacher = net.logits(prepared["params"], prepared["buffers"], batch.x, train=False)
@@ -67,8 +62,7 @@ class FedNTD(SingleModel[FedNTDParams]):
 
     State: the global model; clients keep none. Wire: one model down, one up.
 
-    Deviations: the teacher runs in evaluation behaviour (its own batch-normalisation statistics, no dropout), so that
-    it is one fixed function during a visit.
+    Deviation: the teacher runs in evaluation behaviour, one fixed function during a visit.
     """
 
     Objective = NotTrue

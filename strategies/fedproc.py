@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,21 +12,11 @@ from torch.nn import functional
 
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.method import Round, Start, Task, Upload
-from fedcross.strategies.objective import (
-    Batch,
-    Net,
-    Objective,
-    Outcome,
-    Prepared,
-    Tensors,
-    Trained,
-    Visit,
-    as_tensors,
-)
+from fedcross.strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit, as_tensors
+from fedcross.strategies.parts.losses import cross_entropy, embedded
 from fedcross.strategies.parts.projection import Projected, project
-from fedcross.strategies.parts.single_model import ModelState, SingleModel
+from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 from fedcross.strategies.pool.pool import Array
-from fedcross.strategies.wire.records import Spec
 
 #: Examples at a time when embeddings are summed after training.
 CHUNK = 500
@@ -35,8 +25,8 @@ CHUNK = 500
 class FedProcParams(Projected):
     """The projection head, and two options of the authors' code: `unit` and `ramp` (see :class:`FedProc`)."""
 
-    unit: bool = Field(False, description="unit vectors inside the network: classifier and prototypes read them")
-    ramp: int | None = Field(None, ge=1, description="R, round from which on cross-entropy stands alone; null: all")
+    unit: bool = False
+    ramp: int | None = Field(None, ge=1)
 
 
 class Prototypical(Objective[FedProcParams]):
@@ -49,8 +39,7 @@ class Prototypical(Objective[FedProcParams]):
         """Return the prototypes with unit length, (classes, e), and the share of cross-entropy at this round."""
         like = next(iter(visit.params.values()))
         prototypes = as_tensors(visit.extras["prototypes"], like=like)["mean"]
-        ramp = self.params.ramp or visit.rounds
-        share = min((visit.round - 1) / ramp, 1.0) if bool(prototypes.any()) else 1.0
+        share = min((visit.round - 1) / (self.params.ramp or visit.rounds), 1.0) if bool(prototypes.any()) else 1.0
         return {
             "prototypes": functional.normalize(prototypes, dim=1),
             "share": torch.tensor(share, dtype=like.dtype, device=like.device),
@@ -58,11 +47,8 @@ class Prototypical(Objective[FedProcParams]):
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
-        z = net.features(params, buffers, batch.x)
-        scores = net.classify(params, buffers, z)
-        loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-        alike = functional.normalize(z, dim=1) @ prepared["prototypes"].T
-        contrast = batch.mean(functional.cross_entropy(alike, batch.y, reduction="none"))
+        z, loss = embedded(net, params, buffers, batch)
+        contrast = cross_entropy(functional.normalize(z, dim=1) @ prepared["prototypes"].T, batch)
         share: Tensor = prepared["share"]
         return share * loss + (1 - share) * contrast
 
@@ -98,18 +84,16 @@ class FedProc(SingleModel[FedProcParams, FedProcState]):
     State: the global model and the prototypes (classes x e); clients keep none. Wire: one model and the prototypes
     down; one model, the sums and the int64 counts up.
 
-    The authors' code (``model.py``, ``train.py`` of MuXutong/FedProc) differs from the paper's formulas in three
-    points, each an option: the network divides the projection by its length, so that the classifier reads unit vectors
-    and prototypes are means of unit vectors (`unit`; here only the contrast does, so long embeddings weigh more in
-    c_k); R is 100 however many rounds are planned, with cross-entropy alone from then on (`ramp=100`); the head's first
-    layer is as wide as its input (`hidden=null`). On the digits (20 clients, beta .5, 60 rounds, rate .05, three
-    seeds) the mean accuracy is 95.0 % by default, 96.5 with `unit`, 95.3 with `unit` and `hidden=null`.
+    Options of the authors' code (MuXutong/FedProc), which differs from the paper's formulas: the network divides the
+    projection by its length, so classifier and prototypes see unit vectors (`unit`; here only the contrast does, so
+    long embeddings weigh more in c_k); R is 100 whatever is planned (`ramp=100`); the head's first layer is as wide as
+    its input (`hidden=null`). On the digits (20 clients, beta .5, 60 rounds, rate .05, three seeds) the mean accuracy
+    is 95.0 % by default, 96.5 with `unit`, 95.3 with `unit` and `hidden=null`.
 
-    Deviations: while the server has no prototypes (the first round) the loss is cross-entropy alone. A class that no
-    participant held this round keeps its old prototype; one that no client ever held is zero (similarity 0). Clients
-    send sums and counts in place of class means, so that the mean weights them by examples. The server ignores the sums
-    of a client whose counts do not add up to its number of examples. A resumed run with another number of planned
-    rounds follows the new schedule.
+    Deviations: without prototypes (the first round) the loss is cross-entropy alone. A class that no participant held
+    keeps its prototype, zero at first (similarity 0). Clients send sums and counts, so examples weigh alike; the server
+    ignores the sums of a client whose counts do not add up to its number of examples. A resumed run with another number
+    of planned rounds follows the new schedule.
     """
 
     Objective = Prototypical
@@ -126,10 +110,9 @@ class FedProc(SingleModel[FedProcParams, FedProcState]):
 
     def dispatch(self, state: FedProcState, round: Round) -> list[Task]:
         """Send the global model and the prototypes; expect sums (classes, e) and int64 counts (classes,)."""
-        shape, extras = state.prototypes.shape, {"prototypes": {"mean": state.prototypes}}
-        group: Spec = {"sum": (shape, str(state.prototypes.dtype)), "count": (shape[:1], "int64")}
-        tasks = super().dispatch(state, round)
-        return [replace(task, extras=extras, returns={"prototypes": group}) for task in tasks]
+        shape, dtype = state.prototypes.shape, str(state.prototypes.dtype)
+        returns = {"prototypes": {"sum": (shape, dtype), "count": (shape[:1], "int64")}}
+        return to_all(state.model, round, extras={"prototypes": {"mean": state.prototypes}}, returns=returns)
 
     def aggregate(self, state: FedProcState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the models, and update the prototypes of all classes that a participant held."""

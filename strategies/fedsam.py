@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypeVar
@@ -12,13 +11,10 @@ from typing_extensions import TypeVar
 from fedcross.core.settings import Settings
 from fedcross.strategies.method import Round, Start, Upload
 from fedcross.strategies.objective import Objective, Prepared, Visit
-from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.parts.late import Swa
+from fedcross.strategies.parts.averaging import Swa, weighted_mean
 from fedcross.strategies.parts.single_model import ModelState, SingleModel
+from fedcross.strategies.parts.vectors import scaled
 from fedcross.strategies.wire.records import Arrays
-
-#: Added to the norm of a gradient, so that a gradient of zero moves nothing.
-TINY = 1e-16
 
 
 class FedSAMParams(Settings):
@@ -51,7 +47,7 @@ class Sharpness(Objective[S]):
     def ascent(self, flat: Tensor, gradient: Tensor, prepared: Prepared) -> Tensor | None:
         """Return ``rho g/|g|``."""
         rho = self.params.rho
-        return gradient * (rho / (torch.linalg.vector_norm(gradient) + TINY)) if rho else None
+        return scaled(gradient, rho) if rho else None
 
 
 @dataclass

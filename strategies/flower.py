@@ -10,6 +10,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from logging import INFO
 from typing import Any, ClassVar
 
@@ -70,10 +71,9 @@ class FlowerStrategy(Strategy):
         for name, (value, advice) in ONLY.items():
             if name in values and name not in params and (given := values.pop(name)) != value:
                 faults.append(f"{name}={getattr(given, '__name__', None) or repr(given)}: {advice}. Leave it out.")
-        own = {
-            name: value for name, value in values.items() if name in params or name not in RoundSettings.model_fields
-        }
-        rest = {name: value for name, value in values.items() if name not in own}
+        rounds = RoundSettings.model_fields.keys() - params
+        own = {name: value for name, value in values.items() if name not in rounds}
+        rest = {name: value for name, value in values.items() if name in rounds}
         checked, settings = parse(self.Method.Params, own, "", faults), parse(RoundSettings, rest, "", faults)
         if checked is None or settings is None or faults:
             raise ConfigError([f"{type(self).__name__}: {fault}" for fault in faults])
@@ -118,8 +118,6 @@ class FlowerStrategy(Strategy):
 
         Parameters
         ----------
-        grid, initial_arrays : Grid, ArrayRecord
-            Connection to the clients, and the initial model.
         num_rounds, timeout : int, float, optional
             Global rounds (``rounds`` if None, else 3), and seconds of an exchange (``deadline_s`` if None).
         train_config, evaluate_config : ConfigRecord, optional
@@ -143,9 +141,10 @@ class FlowerStrategy(Strategy):
         driver = self.begin({name: array.numpy() for name, array in initial_arrays.items()}, parameters, grid)
         self.summary()
         result, arrays, lost, taken = Result(), initial_arrays, False, False
+        takes = len(inspect.signature(should_stop).parameters) if should_stop else 0
         for number in range(num_rounds + 1):
             if number:
-                report = driver.run_round(number, grid, scalars(train_config or {}))
+                report = driver.run_round(number, grid, dict(train_config or {}))  # type: ignore[arg-type]
                 result.arrays = arrays = encode(driver.global_model())
                 result.train_metrics_clientapp[number] = metrics_of(driver)
                 lost = lost or bool(report.dropped)
@@ -154,7 +153,7 @@ class FlowerStrategy(Strategy):
             if measured is not None:
                 result.evaluate_metrics_serverapp[number] = measured
             _tell(driver, number, num_rounds, measured or {})
-            if number and should_stop is not None and _stops(should_stop, number, result):
+            if number and should_stop is not None and should_stop(*(number, result)[:takes]):
                 break
         if lost and not taken:  # requests say nothing: a lost slot may have had none, or several
             raise FederationError(
@@ -176,10 +175,10 @@ class FlowerStrategy(Strategy):
                 f"{type(self).__name__} does not wait for whole rounds: call start(grid, arrays, ...)."
             )
         driver = self.driver or self.begin({name: array.numpy() for name, array in arrays.items()}, None, grid)
-        driver.sender.config = scalars(config)
+        driver.ledger.config = dict(config)  # type: ignore[arg-type]
         number, index = divmod(server_round - 1, driver.exchanges)
         current = driver.begin(number + 1, grid) if index == 0 or self._exchange is None else self._exchange.current
-        self._exchange = driver.open(driver.at(current, index), grid)
+        self._exchange = driver.open(replace(current, exchange=index), grid)
         return self._exchange.open()
 
     def aggregate_train(
@@ -192,13 +191,11 @@ class FlowerStrategy(Strategy):
         self.driver.close(self._exchange)
         return encode(self.driver.global_model()), metrics_of(self.driver)
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    def configure_evaluate(self, *_: Any, **__: Any) -> Iterable[Message]:
         """Return nothing: the global model is evaluated on the server."""
         return []
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(self, *_: Any, **__: Any) -> MetricRecord | None:
         """Return nothing: the global model is evaluated on the server."""
         return None
 
@@ -214,15 +211,11 @@ def strategy_class(method: type[Method]) -> type[FlowerStrategy]:
 
     space = {"Method": method, "__doc__": method.__doc__, "__module__": "fedcross"}
     made = type(method.__name__, (FlowerStrategy,), space)
-    made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=field.get_default(call_default_factory=True),
-                annotation=typed(field.annotation),
-            )
-            for name, field in fields_of(method).items()
-        ]
-    )  # fmt: skip
+    keyword, arguments = inspect.Parameter.KEYWORD_ONLY, []
+    for name, field in fields_of(method).items():
+        default = field.get_default(call_default_factory=True)
+        arguments.append(inspect.Parameter(name, keyword, default=default, annotation=typed(field.annotation)))
+    made.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
     return made
 
 
@@ -238,31 +231,19 @@ def trained(arrays: Mapping[str, Any], parameters: Collection[str] | None = None
     return [name for name in parameters if arrays[name].dtype.kind == "f"]
 
 
-def scalars(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `config` that a request holds."""
-    return dict(config)
-
-
 def metrics_of(driver: Driver) -> MetricRecord:
     """Return the round's metrics as Flower keeps them."""
     loss = driver.report.train_loss
     return MetricRecord({**({} if loss is None else {"train-loss": loss}), **driver.report.metrics})
 
 
-def _stops(should_stop: Callable[..., bool], number: int, result: Result) -> bool:
-    """Return what `should_stop` says, called with as many of (round, result) as it takes."""
-    takes = len(inspect.signature(should_stop).parameters)
-    return bool(should_stop(*(number, result)[:takes]))
-
-
 def _tell(driver: Driver, number: int, rounds: int, measured: Mapping[str, Any]) -> None:
     """Log a round in one line: what `evaluate_fn` measured, the clients' loss, how many clients were lost."""
-    parts = [f"{name} {value:.4g}" for name, value in measured.items() if isinstance(value, int | float)]
-    if not number:
-        if parts:
-            log(INFO, "fedcross: initial model: %s", ", ".join(parts))
-        return
     report = driver.report
-    loss = [] if report.train_loss is None else [f"train-loss {report.train_loss:.4g}"]
-    lost = [f"{report.dropped} of {report.clients} clients lost"] if report.dropped else []
-    log(INFO, "fedcross: round %d of %d: %s", number, rounds, ", ".join([*parts, *loss, *lost]) or "done")
+    parts = [f"{name} {value:.4g}" for name, value in measured.items() if isinstance(value, int | float)]
+    if number and report.train_loss is not None:
+        parts.append(f"train-loss {report.train_loss:.4g}")
+    if number and report.dropped:
+        parts.append(f"{report.dropped} of {report.clients} clients lost")
+    if number or parts:
+        log(INFO, "fedcross: round %d of %d: %s", number, rounds, ", ".join(parts) or "done")

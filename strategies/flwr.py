@@ -9,7 +9,8 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,12 +26,11 @@ from torch import Tensor
 from fedcross.core.errors import ConfigError, FederationError, StorageError, nearest
 from fedcross.core.randomness import key
 from fedcross.core.settings import Settings
-from fedcross.strategies.arrays import Arrays
 from fedcross.strategies.method import Round, Start, Task, Upload
 from fedcross.strategies.objective import Objective, Prepared, Visit, flatten
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.single_model import ModelState, SingleModel
-from fedcross.strategies.wire.records import encode
+from fedcross.strategies.wire.records import Arrays, encode
 
 MU = "proximal-mu"  # Flower's own name for it in the configuration that clients get
 #: Attributes that decide how many clients a strategy draws and waits for; set so that it takes all drawn clients.
@@ -70,16 +70,20 @@ class Foreign:
     """A Flower strategy, whose attributes (and those of strategies inside it) a checkpoint holds if they can be."""
 
     def __init__(self, strategy: Strategy) -> None:
-        self.strategy: Any = strategy
+        self.chain: list[Any] = [strategy]  # the strategy and those inside it, outermost first
+        for outer in self.chain:
+            inside = [one for one in vars(outer).values() if isinstance(one, Strategy)]
+            self.chain += [one for one in inside if one not in self.chain]
 
     def state(self) -> dict[str, Any]:
         """Return the attributes that are arrays, numbers or texts, and lists and dicts of these."""
         found: dict[str, Any] = {"lost": []}
-        for level, one in enumerate(_chain(self.strategy)):
+        for level, one in enumerate(self.chain):
             for name, value in vars(one).items():
-                plain = {str(n): a.numpy() for n, a in value.items()} if isinstance(value, ArrayRecord) else value
+                record = isinstance(value, ArrayRecord)
+                plain = {"record": {str(n): a.numpy() for n, a in value.items()}} if record else value
                 if _storable(plain):
-                    found[f"{level}-{name}"] = {"record": plain} if isinstance(value, ArrayRecord) else plain
+                    found[f"{level}-{name}"] = plain
                 elif not (callable(value) or isinstance(value, Strategy)):
                     found["lost"].append(name)
         return found
@@ -88,12 +92,11 @@ class Foreign:
         """Load what :meth:`state` returned; a StorageError if it is not the whole state."""
         if state["lost"]:
             raise StorageError(f"the strategy keeps {', '.join(state['lost'])}, which no checkpoint holds.")
-        chain = _chain(self.strategy)
         for place, value in state.items():
             level, _, name = place.partition("-")
-            record = isinstance(value, dict) and set(value) == {"record"}
             if name:
-                setattr(chain[int(level)], name, encode(value["record"]) if record else value)
+                record = isinstance(value, dict) and set(value) == {"record"}
+                setattr(self.chain[int(level)], name, encode(value["record"]) if record else value)
 
 
 @dataclass
@@ -109,8 +112,7 @@ class Flwr(SingleModel[FlwrParams, FlwrState]):
     """Any strategy of Flower's Message API: a short name in ``method.name``, or an import path in ``method.strategy``.
 
     A round calls the strategy's ``configure_train``, which sees only the drawn clients (node id: partition id + 1), and
-    its ``aggregate_train`` with the accepted uploads as replies. State: the global model, and the strategy's attributes
-    that are numbers, texts, arrays, or lists and dicts of these; one that keeps anything else cannot be resumed.
+    its ``aggregate_train`` with the accepted uploads as replies. State: the global model, the strategy's attributes.
 
     Deviations from Flower: integer entries are averaged by examples. Strategies with an optimiser, or with differential
     privacy, get parameters only. Dtypes stay those of the model. The global random generators are keyed by the run's
@@ -126,12 +128,11 @@ class Flwr(SingleModel[FlwrParams, FlwrState]):
         foreign = Foreign(_built(p.strategy or p.name, {**p.options, **p.arguments}, start.clients_per_round))
         if lost := foreign.state()["lost"]:
             log(logging.WARNING, "fedcross: %s keeps %s: this run cannot be resumed.", p.strategy or p.name, lost[0])
-        chain = _chain(foreign.strategy)
-        private = any(type(one).__name__.startswith("DifferentialPrivacy") for one in chain)
+        private = any(type(one).__name__.startswith("DifferentialPrivacy") for one in foreign.chain)
         floats = [name for name, array in start.arrays.items() if array.dtype.kind == "f"]
         if private and (others := [name for name in floats if name not in start.parameters]):
             raise ConfigError(f"method=flwr: {others[0]} is not trained, and noise could make it useless.")
-        only = private or any(isinstance(one, OPTIMISERS) for one in chain)
+        only = private or any(isinstance(one, OPTIMISERS) for one in foreign.chain)
         handed = [name for name in floats if not only or name in start.parameters]
         return FlwrState(super().init(start).model, foreign, handed)
 
@@ -139,22 +140,22 @@ class Flwr(SingleModel[FlwrParams, FlwrState]):
         """Send the arrays and configuration of the strategy's messages to the drawn clients."""
         messages, models, tasks = self._configure(state, round), dict[int, Arrays](), []
         for slot, client in enumerate(round.clients):
-            if (message := messages.get(client + 1)) is None:
-                continue
-            record = next(iter(message.content.array_records.values()), None)
-            if id(record) not in models:  # one for each record, so that clients that get the same share it
-                models[id(record)] = state.model if record is None else {**state.model, **_decoded(state, record)}
-            configs = [item for one in message.content.config_records.values() for item in one.items()]
-            config = {name: value for name, value in configs if isinstance(value, int | float | str | bool)}
-            tasks.append(Task(client, slot, models[id(record)], config=config))
+            if (message := messages.get(client + 1)) is not None:
+                record = next(iter(message.content.array_records.values()), None)
+                if id(record) not in models:  # one for each record, so that clients that get the same share it
+                    models[id(record)] = state.model if record is None else {**state.model, **_decoded(state, record)}
+                configs = [item for one in message.content.config_records.values() for item in one.items()]
+                config = {name: value for name, value in configs if isinstance(value, int | float | str | bool)}
+                tasks.append(Task(client, slot, models[id(record)], config=config))
         return tasks
 
     def _configure(self, state: FlwrState, round: Round) -> dict[int, Message]:
         """Let the strategy configure the round; return its messages by node."""
         nodes = [client + 1 for client in round.clients]
         sent = encode({name: state.model[name] for name in state.handed})
+        grid = cast("Grid", SimpleNamespace(get_node_ids=lambda: nodes))  # the strategy sees the drawn clients only
         with _surroundings(round, "flower configure"):
-            made = list(state.foreign.strategy.configure_train(round.number, sent, ConfigRecord(), Drawn(nodes)))
+            made = list(state.foreign.chain[0].configure_train(round.number, sent, ConfigRecord(), grid))
         state.configured = round.number
         found = {message.metadata.dst_node_id: message for message in made}
         if len(found) < len(made) or not set(found) <= set(nodes):
@@ -169,7 +170,7 @@ class Flwr(SingleModel[FlwrParams, FlwrState]):
             self._configure(state, round)
         replies = [_reply(state, upload) for upload in uploads]
         with _surroundings(round, "flower aggregate"):
-            arrays, metrics = state.foreign.strategy.aggregate_train(round.number, replies)
+            arrays, metrics = state.foreign.chain[0].aggregate_train(round.number, replies)
         if arrays is None:
             return {"flower_skipped": 1.0}
         rest = [{n: u.arrays[n] for n in state.model if n not in state.handed} for u in uploads]
@@ -180,25 +181,14 @@ class Flwr(SingleModel[FlwrParams, FlwrState]):
         return {f"flower_{name}": float(value) for name, value in own.items() if isinstance(value, int | float)}
 
 
-class Drawn(Grid):
-    """The grid that a strategy sees when it configures a round: only the clients that were drawn."""
-
-    def __init__(self, nodes: list[int]) -> None:
-        self._nodes = nodes
-
-    def get_node_ids(self) -> list[int]:
-        """Return the drawn clients' node ids."""
-        return list(self._nodes)
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError("A strategy returns its messages from configure_train; fedcross sends them.")
-
-    set_run = create_message = push_messages = pull_messages = send_and_receive = _refuse
-    run = property(_refuse)
-
-
 def _built(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
     """Return the strategy at `path` with its `arguments`, ready for rounds of `clients` clients."""
+
+    def value_of(name: str, value: Any) -> Any:
+        if isinstance(value, Mapping) and "strategy" in value:
+            return _built(str(value["strategy"]), value.get("arguments") or {}, clients)
+        return _built(value, {}, clients) if name == "strategy" and isinstance(value, str) else value
+
     dotted = path if "." in path or ":" in path else f"{flower.__name__}.{path}"
     module, _, attribute = dotted.rpartition(":" if ":" in dotted else ".")
     try:
@@ -209,37 +199,19 @@ def _built(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
         if wrong := [name for name in arguments if name in DRAWING or name not in takes]:
             raise ConfigError(f"method: {path} has no argument {wrong[0]!r} here. Known: {', '.join(sorted(takes))}.")
         given = {SAMPLED: clients} if SAMPLED in takes else {}
-        built: Strategy = kind(**given, **{name: _value(name, one, clients) for name, one in arguments.items()})
+        built: Strategy = kind(**given, **{name: value_of(name, one) for name, one in arguments.items()})
     except ConfigError:
         raise
     except Exception as error:  # a user's module may raise anything
         raise ConfigError(f"method: {path}: {type(error).__name__}: {error}") from error
-    for name in DRAWING.keys() & vars(built).keys():
-        setattr(built, name, DRAWING[name])
+    vars(built).update({name: value for name, value in DRAWING.items() if name in vars(built)})
     return built
 
 
-def _value(name: str, value: Any, clients: int) -> Any:
-    """Return an argument's value, built if it is a strategy."""
-    if isinstance(value, Mapping) and "strategy" in value:
-        return _built(str(value["strategy"]), value.get("arguments") or {}, clients)
-    return _built(value, {}, clients) if name == "strategy" and isinstance(value, str) else value
-
-
-def _chain(strategy: Strategy) -> list[Any]:
-    """Return `strategy` and the strategies inside it, outermost first."""
-    found: list[Any] = [strategy]
-    for outer in found:
-        found += [inner for inner in vars(outer).values() if isinstance(inner, Strategy) and inner not in found]
-    return found
-
-
 def _storable(value: Any) -> bool:
-    """Return whether :mod:`strategies.round.packing` can pack `value`."""
-    if isinstance(value, list | tuple):
-        return all(map(_storable, value))
-    if isinstance(value, dict):
-        return all(map(_storable, [*value, *value.values()]))
+    """Return whether a checkpoint holds `value`: arrays, numbers, texts, and lists and dicts of these."""
+    if isinstance(value, list | tuple | dict):
+        return all(map(_storable, [*value, *value.values()] if isinstance(value, dict) else value))
     return value is None or isinstance(value, bool | int | float | str | np.ndarray | np.generic)
 
 
@@ -266,8 +238,8 @@ def _surroundings(round: Round, purpose: str) -> Iterator[None]:
     """Seed the global random generators for a strategy, restore them, hide its log below warnings, name its errors."""
     drawn, logger = key(round.seed, purpose, round.number), logging.getLogger("flwr")
     before, numpys, level = random.getstate(), np.random.get_state(), logger.level  # noqa: NPY002 - Flower's own
-    logger.setLevel(logging.WARNING)
     try:
+        logger.setLevel(logging.WARNING)
         random.seed(drawn)
         np.random.seed(drawn % 2**32)  # noqa: NPY002
         with torch.random.fork_rng(devices=[]):

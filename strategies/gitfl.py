@@ -10,9 +10,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedcross.core.randomness import stream
-from fedcross.strategies.method import Round, Start, Upload
-from fedcross.strategies.parts.async_pool import AsyncPool, AsyncPoolState, mixed
-from fedcross.strategies.parts.pooled import PooledParams
+from fedcross.strategies.method import Round, Upload
+from fedcross.strategies.parts.pooled import AsyncPool, AsyncPoolState, PooledParams, mixed
 from fedcross.strategies.pool.mixing import Mixing, identity
 from fedcross.strategies.pool.pool import Arrays
 
@@ -21,16 +20,9 @@ LEAST = 1e-6
 
 
 class GitFLParams(PooledParams):
-    """Settings of GitFL, beside those of every pool.
+    """``control``: weight of a branch of average version, the master's is 1; its bounds ``least`` and ``most``.
 
-    Parameters
-    ----------
-    control : float
-        Weight of a branch of average version, beside the master's weight 1.
-    least, most : float
-        Bounds of that weight.
-    curious : float
-        Share of the run's visits in which clients are chosen by curiosity alone.
+    ``curious``: share of the run's visits in which clients are chosen by curiosity alone.
     """
 
     control: float = Field(10.0, gt=0)
@@ -63,24 +55,20 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
     with alpha = control/(control + 1).
 
     The client for slot i is drawn among idle ones with probability proportional to ``max(1e-6, weight)``. With v_u
-    visits of client u that have ended and the mean duration T_u of its accepted ones (0 before the first), curiosity is
+    ended visits of client u and the mean duration T_u of its accepted ones (0 before the first), curiosity is
     ``1/sqrt(v_u + 1)`` and speed is ``(T_u - mean T)/(10 max T) (n_i - mean n)``, which gives slow clients to branches
     that are ahead. The weight is the curiosity at first, later ``a curiosity + (1 - a) speed`` with a = half of the
-    elapsed share of the run. Theirs knows no lost visits; here they count in v_u, or else a client that never brings
-    anything would stay as curious as a new one while all others' curiosity falls.
+    elapsed share of the run.
 
-    State: two pools of K models, visits and durations of each client seen; clients keep none. Wire: one model down, one
-    up.
+    State: two pools of K models, visits and durations of each client; clients keep none. Wire: one model down, one up.
 
-    Choices and deviations: these weights are those of the authors' code; the paper's text has the roles of the two
-    terms the other way round. The elapsed share is counted in visits, theirs in seconds of a time budget. Means and
-    maxima of T are over all connected clients. Uploads that arrive together are all counted before any slot is mixed.
+    Deviations: the weights are those of the authors' code; the paper's text swaps the two terms. The elapsed share is
+    counted in visits, theirs in seconds of a time budget. Lost visits, which theirs does not know, count in v_u;
+    otherwise a silent client would stay as curious as a new one. Means and maxima of T are over all connected clients.
+    Uploads that arrive together are all counted before any slot is mixed.
     """
 
-    def init(self, start: Start) -> GitFLState:
-        """Fill the pools; nobody has been visited."""
-        state = super().init(start)
-        return GitFLState(state.pool, state.uploads, state.versions)
+    State = GitFLState
 
     def sample(self, state: GitFLState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Draw a client for each free slot, one after another, by curiosity and speed."""
@@ -127,13 +115,11 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
         for slot in slots:
             own = min(max(state.versions[slot] - mean + params.control, params.least), params.most)
             row = {j: weight / (own + 1) for j, weight in master.items()}
-            row[slot] = row.get(slot, 0.0) + own / (own + 1)
-            rows[slot] = row
+            rows[slot] = row | {slot: row.get(slot, 0.0) + own / (own + 1)}
         return Mixing(tuple(rows))
 
     def global_model(self, state: GitFLState) -> Arrays:
         """Return the master."""
-        rows = list(identity(len(state.pool)).rows)
-        rows[0] = self.master(state)
-        floats, integers = mixed(state.uploads, Mixing(tuple(rows)), [0])
+        rows = (self.master(state), *identity(len(state.pool)).rows[1:])
+        floats, integers = mixed(state.uploads, Mixing(rows), [0])
         return state.pool.layout.views(floats[0], integers[0])

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from pydantic import model_validator
 from torch import Tensor
-from torch.nn import functional
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.method import Evaluation, Round, Task, Upload
 from fedcross.strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit
-from fedcross.strategies.parts.width_model import OneModelOfWidths, WidthModel, WidthState
+from fedcross.strategies.parts.corners import OneModelOfWidths, WidthState
+from fedcross.strategies.parts.losses import cross_entropy
 from fedcross.strategies.parts.widths import Ratio, check_widths, largest
 from fedcross.strategies.pool.pool import Array, Arrays
 from fedcross.tasks.models.width import Width
@@ -25,19 +25,10 @@ ASKED = "held"
 
 
 class HeteroFLParams(Settings):
-    """Settings of HeteroFL.
+    """``widths`` of the models; ``scaler``: hidden layers of a narrow model divide their output by its width.
 
-    Parameters
-    ----------
-    widths : tuple of float
-        The widths of the models, called complexity levels a to e in the paper. A client gets the widest that its device
-        can hold.
-    scaler : bool
-        Whether hidden layers of a narrow model divide their output by its share of the widest width, so that its
-        activations are as large as the widest one's. Not in a network with batch normalisation.
-    masked : bool
-        Whether a client leaves the classes that it has no example of alone (the paper's masked loss, for clients with
-        unequal labels). It then tells the server which classes it has.
+    The width is relative to the widest one, so that activations are as large as there; no scaler with batch
+    normalisation. ``masked``: a client leaves the classes alone that it has no example of (the paper's masked loss).
     """
 
     widths: tuple[Ratio, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -63,8 +54,7 @@ class Masked(Objective[HeteroFLParams]):
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
-        scores = net.logits(params, buffers, batch.x).masked_fill(prepared["absent"], 0)
-        return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
+        return cross_entropy(net.logits(params, buffers, batch.x).masked_fill(prepared["absent"], 0), batch)
 
     def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
         """Return class scores (batch, classes) with the mask, as the authors' code measures local models."""
@@ -86,7 +76,7 @@ class HeteroFL(OneModelOfWidths[HeteroFLParams, WidthState]):
 
     A model of width p has the first ``ceil(p n)`` channels of every hidden dimension. The new value of each weight is
     the plain mean of the uploads that have it, whatever their numbers of examples (the authors' code, ``fed.py``).
-    A client's width is fixed by its device, which the paper calls *fix*.
+    A client trains the widest model that its device can hold, which the paper calls *fix*; *dynamic* is not here.
 
     With `masked` a client's loss takes 0 as the score of every class that it has no example of, and the mean of a
     class's row of the layer ``classifier`` is over the clients that have the class (``models/conv.py``, ``fed.py``).
@@ -94,39 +84,28 @@ class HeteroFL(OneModelOfWidths[HeteroFLParams, WidthState]):
     State: one model, and statistics of batch normalisation for every width; clients keep none. Wire: one model down,
     one up, and with `masked` one byte per class up.
 
-    Deviations: the paper measures the statistics of batch normalisation once at the end (static batch normalisation);
-    here clients keep running statistics, averaged among the uploads of one width. One batch norm turns the scaler off.
-    Where the outputs of ``classifier`` are hidden channels, or there is no such layer, all uploads' rows count. With
-    ``train.examples`` a client's classes are those of the examples that the visit drew. The authors' clipping of the
-    gradient is ``train.clip=1``. A narrow model is evaluated and exported with the scaler's division in its weights.
-    The mode *dynamic* is not here.
+    Deviations: clients keep running statistics of batch normalisation, averaged among the uploads of one width; the
+    paper measures them once at the end. One batch norm turns the scaler off. Where the outputs of ``classifier`` are
+    hidden channels, or there is no such layer, all uploads' rows count. With ``train.examples`` a client's classes are
+    those of the examples that the visit drew. The authors' clipping is ``train.clip=1``. A narrow model is evaluated
+    and exported with the scaler's division in its weights.
     """
 
     def objective(self) -> Objective:
         """Return what clients minimise."""
         return Masked(self.params) if self.params.masked else Objective(self.params)
 
-    def widths(self, corners: object = None) -> list[Width]:
-        """Return the widths, the widest first."""
-        return [Width(ratio) for ratio in sorted(self.params.widths, reverse=True)]
-
-    def _asks(self, model: WidthModel) -> bool:
-        """Return whether clients say which classes they have: outputs of ``classifier`` are classes, not channels."""
-        name = HEAD[0]
-        if not self.params.masked or name not in model.weights:
-            return False
-        return model.corners.shape(name, model.widths[-1])[0] == len(model.weights[name])
-
     def width_for(self, state: WidthState, round: Round, slot: int) -> Width | None:
         """Return the widest that the client's device can hold."""
         return largest(state.model.widths, round.budget(round.clients[slot]))
 
     def dispatch(self, state: WidthState, round: Round) -> list[Task]:
-        """Send the models, and ask for the clients' classes."""
-        tasks = super().dispatch(state, round)
-        if not self._asks(state.model):
+        """Send the models; ask for the clients' classes if the outputs of ``classifier`` are classes, not channels."""
+        tasks, model = super().dispatch(state, round), state.model
+        rows = len(model.weights.get(HEAD[0], ()))
+        if not (self.params.masked and rows and model.corners.shape(HEAD[0], model.widths[-1])[0] == rows):
             return tasks
-        returns = {"labels": {"held": ((len(state.model.weights[HEAD[0]]),), "uint8")}}
+        returns = {"labels": {"held": ((rows,), "uint8")}}
         return [replace(task, config={ASKED: True}, returns=returns) for task in tasks]
 
     def aggregate(self, state: WidthState, round: Round, uploads: list[Upload]) -> dict[str, float]:
@@ -144,10 +123,9 @@ class HeteroFL(OneModelOfWidths[HeteroFLParams, WidthState]):
     def _plain(self, state: WidthState, width: Width) -> Arrays:
         """Return the model of `width`, its scaled layers divided by the share of the widest width."""
         model, divisor = state.model.at(width), width.ratio / state.model.widths[0].ratio
-        for layer in state.model.corners.scaled if divisor < 1 else ():
-            for name in (f"{layer}.weight", f"{layer}.bias"):
-                if name in model:
-                    model[name] = (model[name] / divisor).astype(model[name].dtype)
+        scaled = state.model.corners.scaled if divisor < 1 else ()
+        for name in model.keys() & {f"{layer}.{part}" for layer in scaled for part in ("weight", "bias")}:
+            model[name] = (model[name] / divisor).astype(model[name].dtype)
         return model
 
 

@@ -7,26 +7,15 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.objective import Objective, Prepared, Visit
-from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.parts.late import first_late
+from fedcross.strategies.parts.averaging import first_late, weighted_mean
 from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.wire.records import Arrays
 
 
 class IMAParams(Settings):
-    """Settings of IMA.
-
-    Parameters
-    ----------
-    start : float
-        Share of the planned rounds after which averaging begins, 0 to 1; with 1 it never does (FedAvg).
-    window : int
-        P: number of global models in the mean.
-    lr_decay : float
-        Factor on the learning rate in each round of the averaging; 1 leaves the clients' training as it is.
-    """
+    """``start`` of the averaging, a share of the rounds; ``window``: P; ``lr_decay``: factor in each round of it."""
 
     start: float = Field(0.75, ge=0, le=1)
     window: int = Field(5, ge=1)
@@ -53,26 +42,20 @@ class IMAState(ModelState):
 class IMA(SingleModel[IMAParams, IMAState]):
     """Zhou et al., Understanding and Improving Model Averaging in Federated Learning on Heterogeneous Data, TMC 2024.
 
-    Also arXiv 2305.07845; iterative moving averaging.
-
-    Each round the uploads are averaged as in FedAvg, by examples. From 75 % of the rounds on the uniform mean of the
-    last P such averages is what clients get and what is evaluated; meanwhile the clients' learning rate falls by 3 % a
-    round.
+    Also arXiv 2305.07845; iterative moving averaging. Each round the uploads are averaged as in FedAvg, by examples.
+    After 75 % of the rounds clients get, and evaluation uses, the uniform mean of the last P such averages; meanwhile
+    the clients' learning rate falls by 3 % a round.
 
     State: the model that is sent and the last P averages; clients keep none. Wire: one model down, one up.
 
-    The rules are those of the authors' code (TailinZhou/FedIMA), where the window holds the averages themselves, not
-    the means that were sent. ``lr_decay=1`` is the averaging alone.
+    As in the authors' code (TailinZhou/FedIMA) the window holds the averages, not the means that were sent.
 
-    Deviations: a window that is not full yet is averaged as it is. Statistics of batch normalisation are averaged like
-    weights. If an upload is lost, the round's average is over the others; a round without uploads changes nothing.
+    Deviations: a window that is not full is averaged as it is. Statistics of batch normalisation are averaged like
+    weights. If an upload is lost, the average is over the others; a round without uploads changes nothing.
     """
 
     Objective = Milder
-
-    def init(self, start: Start) -> IMAState:
-        """Keep the initial model; the window is empty."""
-        return IMAState(super().init(start).model)
+    State = IMAState
 
     def aggregate(self, state: IMAState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the uploads; late in the run, send the mean of the last averages."""

@@ -13,14 +13,7 @@ from fedcross.strategies.pool.pool import Pool, pulled
 
 
 class MasterPullParams(PooledParams):
-    """Settings of master pull, beside those of every pool.
-
-    Parameters
-    ----------
-    alpha : schedule
-        a: weight of a model's own upload in its new value, 0 to 1; the mean of the uploads weighs 1 - a. 0 is FedAvg
-        with equal weights, 1 is independent training.
-    """
+    """``alpha`` (schedule): a, weight of a model's own upload; 0 is FedAvg, uniform, 1 independent training."""
 
     alpha: Share = Constant(value=10 / 11)
 
@@ -40,8 +33,8 @@ class MasterPull(Pooled[MasterPullParams, PoolState]):
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
-    Deviations: all branches have equal versions here, and `alpha` may be a schedule. A lost slot keeps its model, and M
-    is the mean of the others; it counts in the global mean.
+    Deviations: all branches have equal versions. A lost slot keeps its model, and M is the mean of the others; it
+    counts in the global mean.
     """
 
     def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:

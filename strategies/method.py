@@ -1,8 +1,7 @@
 """The contract of a method: four functions over an explicit state.
 
 A method holds its parameters and nothing else. What its server knows is a dataclass, which :meth:`Method.init` makes
-and the driver (:mod:`strategies.round.driver`) keeps, checkpoints and hands back. A method never sees messages, lost
-clients, the defence, compression or checkpoints: an :class:`Upload` that it gets has been checked already.
+and the driver keeps, checkpoints and hands back. A method never sees messages: its uploads have been checked already.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings, parse
 from fedcross.strategies import objective as client_halves
-from fedcross.strategies.arrays import Arrays, Spec, spec_of
 from fedcross.strategies.objective import P
+from fedcross.strategies.wire.records import Arrays, Spec, spec_of
 from fedcross.tasks.models.width import FULL, Corners, Width
 
 #: Type of a method's state.
@@ -36,10 +35,8 @@ class Start:
 
     Attributes
     ----------
-    arrays : Arrays
-        The initial model, in the order of its ``state_dict``. It must not be changed: copy it.
-    parameters : tuple of str
-        Names of the entries that are trained.
+    arrays, parameters : Arrays, tuple of str
+        The initial model, in the order of its ``state_dict`` (copy it), and the names of the trained entries.
     clients_per_round, rounds, seed : int
         K, the planned global rounds, the run's seed.
     corners : Corners or None
@@ -71,18 +68,15 @@ class Round:
     number, exchange : int
         The global round from 1, the exchange within it from 0. An asynchronous run counts, in place of exchanges, the
         dispatches (``sample`` and ``dispatch``) and the arrivals (``aggregate``) of a round.
-    clients : tuple of int
-        The sampled partition ids, in the order of the draw.
+    clients, count : tuple of int, int
+        The sampled partition ids, in the order of the draw; for ``sample``: how many to draw.
     seed, rounds, clients_per_round : int
         The run's seed, its planned rounds, and K; the latter two may change when a run is resumed.
-    count : int
-        For ``sample``: how many clients to draw.
-    slots : tuple of int
-        For an asynchronous method: the free slots, ascending, one for each client.
+    slots, last : tuple of int, bool
+        For an asynchronous method: the free slots, ascending, one for each client; whether this is the round's last
+        ``aggregate``.
     budgets : mapping of int to float
         Client -> width of the model that its device can hold, of all connected clients; see :meth:`budget`.
-    last : bool
-        For ``aggregate``: whether it is the last one of this round.
     """
 
     number: int
@@ -109,23 +103,16 @@ class Task:
     ----------
     client, slot : int
         Partition id, and the method's index of the model (a row of the pool, say); at most one task for a slot.
-    arrays : Arrays
+    arrays, width : Arrays, Width
         The model. An asynchronous method must not change these arrays before the upload has come.
-    extras : mapping of str to Arrays
-        Named groups of further arrays.
-    config : mapping
-        Scalars for the client. ``epochs`` and ``lr`` replace those of the run.
-    width : Width
-        Width of the model.
+    extras, config : mappings
+        Named groups of further arrays; scalars for the client. ``epochs`` and ``lr`` replace those of the run.
     returns : mapping of str to Spec
         Groups of arrays that the client must send beside its model: name -> shapes and dtypes.
     stream : str
-        Of which model this is the next state, for the error feedback of compression: ``GLOBAL``, another name without a
-        dot, or "" for the slot's own.
-    fixed : bool
-        Whether only this client may train the model; otherwise a spare client can take over the slot.
-    version : int
-        A number of the method's own; an upload has it as ``upload.task.version``.
+        Whose next state this is, for the error feedback of compression: ``GLOBAL``, a name, or "" for the slot's own.
+    fixed, version : bool, int
+        Whether only this client may train the model, and no spare one; a number of the method's own.
     """
 
     client: int
@@ -159,12 +146,10 @@ class Upload:
     ----------
     client, slot, arrays, extras
         Who trained which model, the trained model, and the groups that ``task.returns`` asked for.
-    num_examples : int
-        n_k, 1 or more.
-    metrics, task : mapping of str to float, Task
-        What the client measured, finite; what it answers.
-    seconds : float
-        On the run's clock, from dispatch to arrival; asynchronous runs only.
+    num_examples, metrics : int, mapping of str to float
+        n_k, 1 or more; what the client measured, finite.
+    task, seconds : Task, float
+        What it answers; from dispatch to arrival on the run's clock, in asynchronous runs.
     nbytes, scales, trace
         For the driver: bytes received, scales of coded arrays, origin.
     """
@@ -190,11 +175,9 @@ class Evaluation:
     ----------
     models : list of Arrays
         Their mean score on the test set is the round's score; empty: the round has none.
-    widths : dict of Width to Arrays
-        The global model of every width, the widest first, where a method has several; each has a score of its own, and
-        the widest one's is the round's.
-    clients : dict of Width to Arrays or None
-        The same as weights of the networks that clients train, if those compute something else (HeteroFL's scaler).
+    widths, clients : dict of Width to Arrays
+        The global model of every width, the widest first, where a method has several: the widest one's score is the
+        round's. The same as weights of the networks that clients train, if those compute something else (HeteroFL).
     """
 
     models: list[Arrays]
@@ -207,17 +190,12 @@ class Method(ABC, Generic[P, S]):
 
     ``init`` makes the state, a dataclass. Its fields are arrays, numbers, strings, None, lists, tuples, sets and
     dictionaries of these, dataclasses and pools; ``aggregate`` may change it in place. One function packs any such
-    state into a checkpoint and back (:mod:`strategies.round.packing`).
-
-    Parameters
-    ----------
-    params : Settings, optional
-        An instance of ``Params``; its fields can be given by name instead.
+    state into a checkpoint and back (:mod:`strategies.round.packing`). `params` can be given by their names.
     """
 
     #: Class of ``params``: the first one in the brackets behind the base class.
     Params: ClassVar[type[Settings]] = Settings
-    #: What a client minimises; it gets the same parameters.
+    #: What a client minimises, with the same parameters.
     Objective: ClassVar[type[client_halves.Objective]] = client_halves.Objective
     #: Settings, by dotted name, that may change when a run is resumed (``method.k``, say).
     may_change: ClassVar[frozenset[str]] = frozenset()
@@ -238,11 +216,9 @@ class Method(ABC, Generic[P, S]):
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Set ``Params`` from the brackets behind the base class."""
         super().__init_subclass__(**keywords)
-        if "Params" in cls.__dict__:
-            return
         for argument in (one for base in cls.__dict__.get("__orig_bases__", ()) for one in get_args(base)):
             kind = argument.__bound__ if isinstance(argument, TypeVar) else argument
-            if isinstance(kind, type) and issubclass(kind, Settings):
+            if "Params" not in cls.__dict__ and isinstance(kind, type) and issubclass(kind, Settings):
                 cls.Params = kind
 
     @abstractmethod
@@ -251,17 +227,11 @@ class Method(ABC, Generic[P, S]):
 
     @abstractmethod
     def dispatch(self, state: S, round: Round) -> list[Task]:
-        """Return what goes to ``round.clients``, at most one task a slot, the least recently trained model first.
-
-        Several tasks may go to one client if it keeps no state. An exchange without tasks is skipped.
-        """
+        """Return what goes to ``round.clients``, at most one task a slot, the least recently trained model first."""
 
     @abstractmethod
     def aggregate(self, state: S, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Change `state` by the uploads, which are ordered by slot, and return metrics of the round.
-
-        A lost slot has no upload. The list may be empty.
-        """
+        """Change `state` by the uploads, by slot (a lost slot has none), and return metrics of the round."""
 
     @abstractmethod
     def global_model(self, state: S) -> Arrays:
@@ -282,8 +252,7 @@ class Method(ABC, Generic[P, S]):
     def network(self, model: nn.Module, deployed: bool = False) -> nn.Module:
         """Return the network that clients train, made from the configured `model` (with a head, say).
 
-        With `deployed`, `model` is that network, and the one to return fits :meth:`global_model`. They differ only if
-        inference needs arrays that clients do not train.
+        With `deployed`, `model` is that network, and the one to return fits :meth:`global_model`.
         """
         return model
 

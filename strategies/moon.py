@@ -7,18 +7,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcross.strategies.objective import (
-    Batch,
-    Net,
-    Objective,
-    Outcome,
-    Prepared,
-    Tensors,
-    Trained,
-    Visit,
-    as_arrays,
-    as_tensors,
-)
+from fedcross.strategies import objective
+from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit, as_arrays, as_tensors
+from fedcross.strategies.parts.losses import embedded
 from fedcross.strategies.parts.projection import Projected, project
 from fedcross.strategies.parts.single_model import SingleModel
 
@@ -30,39 +21,32 @@ class MoonParams(Projected):
     tau: float = Field(0.5, gt=0)
 
 
-class Contrast(Objective[MoonParams]):
+class Contrast(objective.Objective[MoonParams]):
     """Cross-entropy + mu times the model-contrastive term."""
 
     keeps = True
     halves = True
 
     def prepare(self, visit: Visit) -> Prepared:
-        """Return the received model and the one this client trained last; ``met`` is 0 if there is none yet."""
+        """Return the received model and the one that this client trained last; ``met`` is 0 if there is none."""
         kept = as_tensors(visit.state, like=visit.y)
-        params = {name: kept.get(name, received) for name, received in visit.params.items()}
-        buffers = {name: kept.get(name, received) for name, received in visit.buffers.items()}
+        previous = tuple({n: kept.get(n, own) for n, own in part.items()} for part in (visit.params, visit.buffers))
         like = next(iter(visit.params.values()))
-        return {
-            "global": (visit.params, visit.buffers),
-            "previous": (params, buffers),
-            "met": torch.tensor(1.0 if kept else 0.0, dtype=like.dtype, device=like.device),
-        }
+        met = torch.tensor(1.0 if kept else 0.0, dtype=like.dtype, device=like.device)
+        return {"global": (visit.params, visit.buffers), "previous": previous, "met": met}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
-        own = self.params
-        z = net.features(params, buffers, batch.x)
-        scores = net.classify(params, buffers, z)
-        loss = batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
-        if not own.mu:
+        z, loss = embedded(net, params, buffers, batch)
+        if not self.params.mu:
             return loss
         near, far = (
             functional.cosine_similarity(z, net.features(params, buffers, batch.x, train=False), dim=1)
             for params, buffers in (prepared["global"], prepared["previous"])
         )
-        contrast = functional.softplus((far - near) / own.tau)  # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a))
+        contrast = functional.softplus((far - near) / self.params.tau)  # -log(e^a / (e^a + e^b)) = log(1 + e^(b - a))
         met: Tensor = prepared["met"]
-        return loss + own.mu * met * batch.mean(contrast)
+        return loss + self.params.mu * met * batch.mean(contrast)
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Keep the whole trained model for the next visit."""
@@ -76,23 +60,16 @@ class Moon(SingleModel[MoonParams]):
     the projected embedding of the model in training and those of the received model G and of the model P that the
     client trained at its last visit. The server averages as FedAvg does, by examples.
 
-    Network: a projection head before the classifier, ``embedding -> 512 -> 256`` as published, so the model is larger
-    than FedAvg's; ``projection=false`` contrasts the model's own embeddings and leaves the network as it is.
+    Network: a projection head ``embedding -> 512 -> 256`` before the classifier, as published, so the model is larger
+    than FedAvg's; ``projection=false`` contrasts the model's own embeddings.
 
-    State: the global model; each client keeps its last local model (one model on its disk, from its last accepted
-    visit). Wire: one model down, one up.
+    State: the global model; each client keeps the model of its last accepted visit. Wire: one model down, one up.
 
-    The authors' head has a first layer as wide as its input (`hidden=null`, see :class:`Projected`). At a client's
-    first visit their code contrasts with that client's own random initial network; here there is no negative then and
-    the term is 0. That is one visit for each client: 10 of 1,000 in FedCT's federation (10 clients, 100 rounds), at
-    most 100 of 20,000 in FedCross's (100 clients, 10 of them in each of 2,000 rounds). On the digits (20 clients, 10 of
-    them a round, beta .5, 60 rounds, rate .05, three seeds) the mean accuracy of the last ten rounds is 94.3 % by
-    default, 94.2 with such a network at the first visits (20 of 600), and 93.7 with `hidden=null`; that of the last
-    round is 95.3, 95.7 and 94.9.
-
-    Deviations: G and P run in evaluation behaviour (their own batch-normalisation statistics). A client without a
-    previous model has no negative, so the term is 0 at its first visit. A client that was not drawn for many rounds
-    still uses its old P, as in the authors' code.
+    Deviations: the first layer of the authors' head is as wide as its input (`hidden=null`, see :class:`Projected`).
+    At a client's first visit the term is 0; the authors contrast with a random network there. On the digits (20
+    clients, 10 a round, beta .5, 60 rounds, rate .05, three seeds) the accuracy of the last ten rounds is 94.3 % by
+    default, 94.2 with such a network (20 of 600 visits), 93.7 with `hidden=null`; of the last round 95.3, 95.7, 94.9.
+    G and P run in evaluation behaviour. A client that was not drawn for long still uses its old P, as in the code.
     """
 
     Objective = Contrast

@@ -1,7 +1,6 @@
 """The client's part of a method: the loss that a client minimises, as a pure function.
 
-An objective uses the model only through :class:`Net`, with explicit parameters and buffers. The same code therefore
-runs in the sequential trainer and in the batched one (``torch.func.vmap`` over clients).
+It uses the model only through :class:`Net`, so it runs in the sequential trainer and in the batched one (``vmap``).
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from typing_extensions import TypeVar
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.arrays import Arrays
+from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models.width import Width
 
-#: Type of a method's settings; ``Any`` in code for all methods.
 P = TypeVar("P", bound=Settings, default=Any)
 Tensors = dict[str, Tensor]
 Prepared = dict[str, Any]
@@ -35,26 +34,19 @@ class Net(Protocol):
 
     @property
     def corners(self) -> Sequence[Net]:
-        """The narrower models in this one that training needs (:meth:`Objective.corners`), the widest first; each is
-        given the tensors of this one.
-        """
-        ...
+        """The narrower models in this one that training needs, the widest first; each is given this one's tensors."""
 
     def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
         """Return class scores, shape (batch, classes)."""
-        ...
 
     def features(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
         """Return embeddings, shape (batch, embedding)."""
-        ...
 
     def classify(self, params: Tensors, buffers: Tensors, z: Tensor, train: bool = True) -> Tensor:
         """Return class scores of embeddings `z`, shape (batch, classes)."""
-        ...
 
     def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor:
         """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
-        ...
 
 
 class Batch(NamedTuple):
@@ -64,14 +56,12 @@ class Batch(NamedTuple):
     ----------
     x, y : Tensor
         Inputs, augmented if the task is configured so, and labels.
-    mask : Tensor or None
-        In the batched trainer 1 for real rows and 0 for padding, float (batch,).
-    rows : Tensor or None
-        Row numbers of these examples in ``visit.inputs``, int64 (batch,); None where the caller has no visit.
+    mask, rows : Tensor or None
+        In the batched trainer 1 for real rows and 0 for padding, float (batch,); row numbers of these examples in
+        ``visit.inputs``, int64 (batch,).
     step : int or Tensor of int64, shape ()
-        Number of the step within the visit, from 0. A loss uses it as the counter of its counter-based random draws
-        (:mod:`strategies.parts.loss_random`). A tensor where steps are compiled, which would
-        compile a Python number in.
+        Number of the step within the visit, from 0: the counter of a loss's random draws
+        (:mod:`strategies.parts.loss_random`). A tensor where steps are compiled.
     """
 
     x: Tensor
@@ -93,32 +83,24 @@ class Visit:
 
     Attributes
     ----------
-    net : Net
-        The model's functions.
-    params, buffers : Tensors
-        The model that training starts from, as :meth:`Objective.start` returned it (copies that training does not
-        change).
-    extras : mapping of str to Arrays
-        Groups of arrays that the server sent beside the model.
-    config : mapping
-        Scalars that the server sent.
+    net, params, buffers : Net, Tensors, Tensors
+        The model's functions, and the model that training starts from, as :meth:`Objective.start` returned it (copies
+        that training does not change).
+    extras, config : mappings
+        Groups of arrays, and scalars, that the server sent beside the model.
     state : Arrays
         State that this client stored at its last accepted visit; empty at its first visit.
-    inputs : Inputs
-        The client's inputs, one row per example; ``inputs[rows]`` returns prepared ones, shape (rows, ...).
-    y : Tensor
-        Labels, int64 (n,).
-    client, round, rounds, seed, classes : int
-        Partition id, round number from 1, planned rounds, the run's seed, number of labels.
+    inputs, y : Inputs, Tensor
+        The client's inputs, one row per example; ``inputs[rows]`` returns prepared ones, shape (rows, ...). Labels,
+        int64 (n,).
+    client, round, rounds, seed, classes, exchange : int
+        Partition id, round number from 1, planned rounds, the run's seed, number of labels, exchange from 0.
     lr : float
         This round's learning rate.
     momentum : Tensor or None
         Initial momentum buffer, flat (p,); None starts from zero. ``Objective.prepare`` may set it.
     augmented : bool
-        Whether the trainer augments the inputs of every batch; values computed from `inputs` in advance are then
-        invalid.
-    exchange : int
-        The exchange within the round, from 0.
+        Whether every batch is augmented; values computed from `inputs` in advance are then invalid.
     """
 
     net: Net
@@ -167,18 +149,11 @@ class Outcome:
 
 
 class Objective(Generic[P]):
-    """Cross-entropy; the base of every other objective.
-
-    Parameters
-    ----------
-    params : Settings
-        The method's settings.
-    """
+    """Cross-entropy; the base of every other objective. `params` are the method's settings."""
 
     #: Whether the batched trainer may run this objective under vmap.
     batchable: bool = True
-    #: Names of prepared tensors with one entry per example, which `loss` reads at ``batch.rows`` alone: a stack pads
-    #: them to the largest client's length.
+    #: Names of prepared tensors with one entry per example, which `loss` reads at ``batch.rows`` alone.
     by_row: frozenset[str] = frozenset()
     #: Whether ``finish`` returns a state that the client stores for its next visit.
     keeps: bool = False
@@ -188,8 +163,7 @@ class Objective(Generic[P]):
     #: objective can serve any method that sends and expects just these (``objective=NAME``).
     needs: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
-    #: Whether a visit draws its examples from all clients' data together; the server's ``pooled-share`` says how large
-    #: a share. Only for an upper bound: it needs a process that holds all data, which only a simulation has.
+    #: Whether a visit draws a share (the server's ``pooled-share``) of all clients' data: in simulations only.
     pooled: bool = False
     #: Whether the formulas of client or server assume that clients train with SGD.
     assumes_sgd: bool = False
@@ -202,15 +176,7 @@ class Objective(Generic[P]):
         return []
 
     def start(self, received: Arrays, state: Arrays) -> Arrays:
-        """Return the model that training starts from; ``visit.params`` and ``visit.buffers`` will hold it.
-
-        Parameters
-        ----------
-        received : Arrays
-            The model that the server sent.
-        state : Arrays
-            State that this client stored at its last accepted visit; empty at its first visit.
-        """
+        """Return the model that training starts from, given the one that the server sent and ``visit.state``."""
         return received
 
     def prepare(self, visit: Visit) -> Prepared:
@@ -223,19 +189,18 @@ class Objective(Generic[P]):
         return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
 
     def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
-        """Return a term to add to the flat gradient (p,), or None for no term.
+        """Return a term to add to the flat gradient (p,) at parameters `flat` (p,), before weight decay and momentum.
 
-        For terms whose gradient is known in closed form (a proximal term, a control variate). `flat` holds the current
-        parameters, shape (p,). The trainer adds the term before weight decay and momentum.
+        For terms whose gradient is known in closed form (a proximal term, a control variate). None for no term.
         """
         return None
 
     def ascent(self, flat: Tensor, gradient: Tensor, prepared: Prepared) -> Tensor | None:
         """Return the way (p,) to the point whose gradient replaces `gradient` in this step, or None to keep `gradient`.
 
-        For sharpness-aware methods: `gradient` is the gradient of the loss at `flat`, both (p,). The trainer computes
-        the loss of the same batch at ``flat + way``, with the same dropout, and takes that gradient for the step from
-        `flat`. Batch-normalisation statistics and the reported loss are those of the first pass.
+        For sharpness-aware methods: `gradient` is that of the loss at `flat`, both (p,). The trainer takes the gradient
+        of the same batch at ``flat + way``, with the same dropout, for the step from `flat`. Batch-normalisation
+        statistics and the reported loss are those of the first pass.
         """
         return None
 
@@ -246,6 +211,13 @@ class Objective(Generic[P]):
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Return what the client sends beside the model and, if :attr:`keeps` is set, the state that it stores."""
         return Outcome()
+
+    def rate(self, number: int, steps: int | Tensor) -> float | Tensor:
+        """Return the factor of the learning rate in step `number`, from 0, of the `steps` of a visit; 1.
+
+        In the batched trainer `steps` has one entry per client, (k, 1).
+        """
+        return 1.0
 
 
 def flatten(params: Tensors) -> Tensor:
@@ -261,8 +233,6 @@ def unflatten(flat: Tensor, like: Tensors) -> Tensors:
 
 def as_tensors(arrays: Arrays, like: Tensor | None = None) -> Tensors:
     """Return `arrays` as tensors with memory of their own, on the device of `like`."""
-    import numpy as np
-
     device = like.device if like is not None else None
     return {name: torch.from_numpy(np.array(a, copy=True)).to(device) for name, a in arrays.items()}
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedcross.core.settings import Settings
-from fedcross.strategies import objective
 from fedcross.strategies.method import Round, Start, Task, Upload
-from fedcross.strategies.objective import Outcome, Prepared, Tensors, Trained, Visit, as_arrays, as_tensors, flatten
-from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.parts.momentum import effective_steps
-from fedcross.strategies.parts.single_model import ModelState, SingleModel
+from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
+from fedcross.strategies.parts.averaging import effective_steps, move, weighted_mean
+from fedcross.strategies.parts.population import Population, PopulationState
+from fedcross.strategies.parts.vectors import kept, named, vector, zeros
 from fedcross.strategies.wire.records import Arrays, spec_of
 
 
@@ -36,7 +33,7 @@ class ScaffoldParams(Settings):
         return [f"method.steps=plain: momentum makes variates up to {1 / (1 - self.momentum):.1f} times too long."]
 
 
-class Controlled(objective.Objective[ScaffoldParams]):
+class Controlled(Objective[ScaffoldParams]):
     """Cross-entropy whose gradient is corrected by ``c - c_i``."""
 
     assumes_sgd = True
@@ -45,10 +42,8 @@ class Controlled(objective.Objective[ScaffoldParams]):
 
     def prepare(self, visit: Visit) -> Prepared:
         """Return G, c, c_i and ``c - c_i``, each flat (p,)."""
-        start = flatten(visit.params)
-        control = _in_order(visit.extras["control"], visit.params)
-        own = _in_order(visit.state, visit.params) if visit.state else torch.zeros_like(start)
-        return {"start": start, "control": control, "own": own, "correction": control - own}
+        control, own = vector(visit.extras["control"], visit.params), kept(visit)
+        return {"start": flatten(visit.params), "control": control, "own": own, "correction": control - own}
 
     def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
         """Return ``c - c_i``."""
@@ -56,28 +51,20 @@ class Controlled(objective.Objective[ScaffoldParams]):
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Keep ``c_i+ = c_i - c + (G - w) / (steps lr)`` and send ``c_i+ - c_i``."""
-        params = self.params
-        steps = effective_steps(trained.steps, params.momentum if params.steps == "momentum" else 0.0)
-        new = prepared["own"] - prepared["control"] + (prepared["start"] - trained.flat.detach()) / (steps * visit.lr)
-        change, kept = (as_arrays(objective.unflatten(one, visit.params)) for one in (new - prepared["own"], new))
-        return Outcome({"control": change}, kept)
-
-
-def _in_order(arrays: Arrays, like: Tensors) -> Tensor:
-    """Return `arrays` as one flat tensor in the order of `like`, on its device."""
-    tensors = as_tensors(arrays, like=next(iter(like.values())))
-    return flatten({name: tensors[name] for name in like})
+        momentum = self.params.momentum if self.params.steps == "momentum" else 0.0
+        way = (prepared["start"] - trained.flat.detach()) / (effective_steps(trained.steps, momentum) * visit.lr)
+        new = prepared["own"] - prepared["control"] + way
+        return Outcome({"control": named(new - prepared["own"], visit)}, named(new, visit))
 
 
 @dataclass
-class ScaffoldState(ModelState):
-    """The global model, ``sum_i c_i`` over all clients, and N, the most clients that were connected at a draw."""
+class ScaffoldState(PopulationState):
+    """The global model, N, and ``sum_i c_i`` over all clients."""
 
-    total: Arrays
-    population: int = 0
+    total: Arrays = field(default_factory=dict)
 
 
-class Scaffold(SingleModel[ScaffoldParams, ScaffoldState]):
+class Scaffold(Population[ScaffoldParams, ScaffoldState]):
     """Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II.
 
     Client i steps along ``g - c_i + c`` and then sets ``c_i+ = c_i - c + (G - w_i) / (tau lr)``, tau its steps. The
@@ -93,13 +80,7 @@ class Scaffold(SingleModel[ScaffoldParams, ScaffoldState]):
 
     def init(self, start: Start) -> ScaffoldState:
         """Keep the initial model; all control variates are zero."""
-        zeros = {name: np.zeros_like(start.arrays[name]) for name in start.parameters}
-        return ScaffoldState(super().init(start).model, zeros)
-
-    def sample(self, state: ScaffoldState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
-        """Draw as every method does, and store the largest number of connected clients so far."""
-        state.population = max(state.population, len(available))
-        return super().sample(state, round, available)
+        return ScaffoldState(super().init(start).model, total=zeros(start))
 
     def dispatch(self, state: ScaffoldState, round: Round) -> list[Task]:
         """Send the global model and ``c = sum / N``; expect the change of the client's variate."""
@@ -112,11 +93,8 @@ class Scaffold(SingleModel[ScaffoldParams, ScaffoldState]):
         """Move the global model towards the uploads' mean, and add the changes of their control variates."""
         if not uploads:
             return {}
-        weights = [1.0 if self.params.weighting == "uniform" else float(upload.num_examples) for upload in uploads]
-        mean = weighted_mean([upload.arrays for upload in uploads], weights)
-        for name in state.total if self.params.server_lr != 1 else ():
-            step = np.multiply(np.subtract(mean[name], state.model[name]), self.params.server_lr)
-            mean[name] = np.asarray(np.add(state.model[name], step), dtype=mean[name].dtype)
+        mean = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
+        move(mean, state.model, self.params.server_lr, state.total)
         state.model = mean
         for name, total in state.total.items():
             changes = [total, *(upload.extras["control"][name] for upload in uploads)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.method import Evaluation, Round, Start, Task, Upload
+from fedcross.strategies.method import Evaluation, Round, Task, Upload
 from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit, as_arrays
-from fedcross.strategies.parts.single_model import ModelState, SingleModel
+from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 from fedcross.strategies.wire.records import Arrays
 
 
@@ -36,16 +36,13 @@ class Solo(SingleModel[Settings, SoloState]):
     """Local training only, a reference rather than a method: models are never averaged.
 
     All clients start from the same initial model. A drawn client trains its own model further, for as many epochs as a
-    FedAvg client would.
+    FedAvg client would. A round's accuracy and loss are the uniform mean over its participants, each with its own
+    trained model on the central test set; a round without uploads reports none. `global_model`, and so
+    ``model.safetensors``, is the initial model. ``evaluate_clients`` is refused; with ``evaluate_local`` the
+    participants score their own models.
 
-    A round's test accuracy and loss are the uniform mean over this round's participants, each evaluated with its own
-    model on the central test set after training; a round without valid uploads reports none. There is no global model:
-    `global_model`, and so ``model.safetensors``, is the initial one, and ``evaluate_clients`` is refused; with
-    ``evaluate_local`` the participants score their own models.
-
-    State: the initial model; every client keeps its model (one model on its disk, from its last accepted visit). Wire:
-    one model each way, as for other methods. A client uses the received model only at its first visit, and the server
-    only evaluates the uploads; training itself needs neither.
+    State: the initial model; every client keeps the model of its last accepted visit. Wire: one model each way, as for
+    other methods, though a client needs the received one only at its first visit and the server only evaluates uploads.
     """
 
     #: Every client trains its own model, so the sizes of their updates cannot be compared.
@@ -53,14 +50,11 @@ class Solo(SingleModel[Settings, SoloState]):
     personal = True
 
     Objective = Alone
-
-    def init(self, start: Start) -> SoloState:
-        """Keep the initial model."""
-        return SoloState(super().init(start).model)
+    State = SoloState
 
     def dispatch(self, state: SoloState, round: Round) -> list[Task]:
         """Send the initial model; no other client can train in a client's place."""
-        return [replace(task, fixed=True) for task in super().dispatch(state, round)]
+        return to_all(state.model, round, fixed=True)
 
     def aggregate(self, state: SoloState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Keep the participants' models for this round's evaluation."""

@@ -1,6 +1,6 @@
 """Writes ``fedcross/__init__.pyi``, which tells editors and type checkers the public names and their arguments.
 
-``python -m fedcross.strategies.stubs`` writes it anew after a change of a method's settings; a test compares.
+``python -m fedcross.strategies.stubs`` writes it anew after a change of settings.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from fedcross.strategies.parts.schedule import Constant
 from fedcross.strategies.round.settings import RoundSettings
 
 HEAD = """# Written by python -m fedcross.strategies.stubs. Do not edit.
+# fmt: off
+# ruff: noqa: E501
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fedcross.client.own_app import tell_partition as tell_partition
+from fedcross.client.app import tell_partition as tell_partition
 from fedcross.server.api import Run as Run
 from fedcross.server.api import load as load
 from fedcross.server.api import run as run
@@ -34,11 +36,8 @@ __version__: str
 client_app: ClientApp
 server_app: ServerApp
 """
-#: Most characters of a line.
-LINE = 120
 #: Flower's own names.
-FLOWERS = ("fraction_train: float = ...", "min_train_nodes: int = ...", "min_available_nodes: int = ...",
-           "fraction_evaluate: float = 0.0")  # fmt: skip
+FLOWERS = "fraction_train: float", "min_train_nodes: int", "min_available_nodes: int", "fraction_evaluate: float"
 
 
 def stub() -> str:
@@ -47,20 +46,9 @@ def stub() -> str:
 
 
 def _class(name: str, method: type[Method[Any, Any]]) -> str:
-    lines = [_argument(name, typed(field.annotation), _default(field)) for name, field in fields_of(method).items()]
-    lines += [f"        {one}," for one in FLOWERS]
-    return (
-        f"\nclass {name}(FlowerStrategy):\n    def __init__(\n        self,\n        *,\n"
-        + "\n".join(lines)
-        + "\n    ) -> None: ...\n"
-    )
-
-
-def _argument(name: str, kind: str, default: str) -> str:
-    line = f"        {name}: {kind} = {default},"
-    if len(line) <= LINE:
-        return line
-    return f"        {name}: Literal[\n            {kind[len('Literal[') : -1]}\n        ] = {default},"
+    own = [f"{name}: {typed(field.annotation)} = {_default(field)}" for name, field in fields_of(method).items()]
+    lines = "".join(f"        {one},\n" for one in (*own, *(f"{name} = ..." for name in FLOWERS)))
+    return f"\nclass {name}(FlowerStrategy):\n    def __init__(\n        self,\n        *,\n{lines}    ) -> None: ...\n"
 
 
 def fields_of(method: type[Method[Any, Any]]) -> dict[str, Any]:
@@ -76,20 +64,16 @@ def typed(annotation: Any) -> str:
     if origin is Literal:
         return f"Literal[{', '.join(map(_literal, arguments))}]"
     if origin in (Union, types.UnionType):
-        if Constant in arguments:
-            return "float | Mapping[str, Any]"
-        return " | ".join(dict.fromkeys(typed(one) for one in arguments))
+        kinds = dict.fromkeys(typed(one) for one in arguments)
+        return "float | Mapping[str, Any]" if Constant in arguments else " | ".join(kinds)
     if origin is tuple:
         return f"tuple[{', '.join('...' if one is ... else typed(one) for one in arguments)}]"
-    if origin is not None and hasattr(annotation, "__metadata__"):
+    if hasattr(annotation, "__metadata__"):
         return typed(arguments[0])
-    if annotation is type(None):
-        return "None"
-    if annotation in (int, float, str, bool):
-        return str(annotation.__name__)
-    if isinstance(annotation, type) and issubclass(annotation, Settings):
-        return "Mapping[str, Any] | Any"
-    return "Any"
+    if annotation in (int, float, str, bool, type(None)):
+        return "None" if annotation is type(None) else str(annotation.__name__)
+    settings = isinstance(annotation, type) and issubclass(annotation, Settings)
+    return "Mapping[str, Any] | Any" if settings else "Any"
 
 
 def _default(field: Any) -> str:

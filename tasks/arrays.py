@@ -16,14 +16,7 @@ from pydantic import Field
 from fedcross.core.errors import DataError
 from fedcross.tasks.base import Examples, Task
 from fedcross.tasks.reading.cache import Array, Arrays, cached
-from fedcross.tasks.reading.params import (
-    ImageParams,
-    OwnParams,
-    finished,
-    read_npz,
-    split_parts,
-    token_ids,
-)
+from fedcross.tasks.reading.params import ImageParams, OwnParams, finished, read_npz, split_parts, token_ids
 
 
 class Params(OwnParams, ImageParams):
@@ -59,10 +52,8 @@ def _part(content: Arrays, suffix: str, params: Params, path: Path) -> Arrays:
         return {"x": x.astype(np.int32), "y": y.astype(np.int64)}
     last = x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)  # a common mistake: channels come last
     if x.ndim not in (2, 3, 4) or (x.dtype != np.uint8 and x.dtype.kind != "f") or last:
-        raise DataError(
-            f"{found}; expected uint8 or float of shape (n, features), (n, height, width) or (n, channels, height, "
-            "width); for text set task.vocabulary."
-        )
+        shapes = "(n, features), (n, height, width) or (n, channels, height, width)"
+        raise DataError(f"{found}; expected uint8 or float of shape {shapes}; for text set task.vocabulary.")
     if not np.isfinite(x).all():
         raise DataError(f"{path}: x{suffix} has NaN or infinite values.")
     x = x if x.dtype == np.uint8 else x.astype(np.float32)
@@ -80,13 +71,13 @@ def _decode(path: Path, params: Params) -> Arrays:
     shapes = {part: arrays["x"].shape[1:] for part, arrays in parts.items()}
     if len(set(shapes.values())) > 1:
         raise DataError(f"{path}: x_test has inputs of shape {shapes['test']}, x of {shapes['train']}.")
-    if "users" not in content or "x" not in content:
-        return split_parts(parts, params.test_fraction, "arrays test split")
-    names, numbers = np.unique(content["users"], return_inverse=True)
-    if content["users"].shape != parts["train"]["y"].shape:
-        raise DataError(f"{path}: users has shape {content['users'].shape}. It must have one name for each y.")
-    parts["train"]["u"] = numbers.astype(np.int64)
-    return {**split_parts(parts, params.test_fraction, "arrays test split"), "names": names.astype(str)}
+    named: Arrays = {}
+    if "users" in content and "x" in content:
+        names, numbers = np.unique(content["users"], return_inverse=True)
+        if content["users"].shape != parts["train"]["y"].shape:
+            raise DataError(f"{path}: users has shape {content['users'].shape}. It must have one name for each y.")
+        parts["train"]["u"], named["names"] = numbers.astype(np.int64), names.astype(str)
+    return {**split_parts(parts, params.test_fraction, "arrays test split"), **named}
 
 
 def load(params: Params) -> Task:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+from fedcross.tasks import cifar10
 from fedcross.tasks.base import Task
-from fedcross.tasks.reading import cifar
 
 BATCHES = {"train": ["train"], "test": ["test"]}
 VARIANTS = {"fine": ("cifar100", 100), "coarse": ("cifar100_coarse", 20)}
 
 
-class Params(cifar.Params):
+class Params(cifar10.Params):
     """Settings of CIFAR-100.
 
     Attributes
@@ -31,4 +31,4 @@ class Params(cifar.Params):
 def load(params: Params) -> Task:
     """Return CIFAR-100; raw inputs are uint8 ``(n, 3, 32, 32)``; a DataError names a file that is missing or wrong."""
     name, classes = VARIANTS[params.labels]
-    return cifar.cifar(name, params, "cifar-100-python", BATCHES, "meta", f"{params.labels}_label", classes)
+    return cifar10.cifar(name, params, "cifar-100-python", BATCHES, "meta", f"{params.labels}_label", classes)

@@ -13,8 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedcross.core.errors import DataError, nearest
-from fedcross.core.extras import needed
+from fedcross.core.errors import DataError, nearest, needed
 from fedcross.tasks.base import Task
 from fedcross.tasks.reading.cache import Array, Arrays, cached
 from fedcross.tasks.reading.params import PARTS, ImageParams, finished, split_parts
@@ -66,9 +65,7 @@ def _inputs(rows: Any, params: Params, where: str) -> Array | list[str]:
     if isinstance(kind, datasets.Image):
         return np.stack([shaped(picture, params.size, params.channels) for picture in rows[names[0]]])
     if isinstance(kind, datasets.Value) and kind.dtype in ("string", "large_string") and len(names) == 1:
-        return [
-            str(text) for text in column(rows.select_columns(list(names)).to_pandas(), *names, "task.inputs", where)
-        ]
+        return list(map(str, column(rows.select_columns(list(names)).to_pandas(), *names, "task.inputs", where)))
     if isinstance(kind, datasets.Value):
         return coded(rows.select_columns(list(names)).to_pandas(), names, {}, where)[0]
     try:
@@ -87,9 +84,9 @@ def _decode(params: Params) -> Arrays:
         _check_columns(one, wanted, "task.label, task.users", f"{params.root} ({part})")
     tables = {part: one.select_columns(wanted).to_pandas() for part, one in rows.items()}
     names = getattr(rows["train"].features[params.label], "names", None)  # of a ClassLabel, whose cells are numbers
-    for table in tables.values():
-        if names:
-            table[params.label] = [names[number] for number in table[params.label]]
+    if names:
+        for table in tables.values():
+            table[params.label] = table[params.label].map(dict(enumerate(names)))
     parts, known = labelled(tables, params, names or (), params.root)
     inputs = {part: _inputs(one, params, f"{params.root} ({part})") for part, one in rows.items()}
     if isinstance(inputs["train"], list):

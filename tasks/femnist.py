@@ -11,6 +11,7 @@ Source: S. Caldas et al., "LEAF", arXiv 1812.01097. Two layouts:
 from __future__ import annotations
 
 import string
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -66,9 +67,9 @@ def _npz_parts(path: Path) -> dict[str, list[leaf.UserData]]:
         if not len(x) == len(y) == counts.sum():
             raise ValueError(f"{len(x)} images, {len(y)} labels, but num_samples adds up to {counts.sum()}")
         for user, end, count, first in zip(users, np.cumsum(counts), counts, kept, strict=True):
-            middle, where = end - count + first, f"{path}: user {user!r}"
-            parts["train"].append(leaf.UserData(where, str(user), x[end - count : middle], y[end - count : middle]))
-            parts["test"].append(leaf.UserData(where, str(user), x[middle:end], y[middle:end]))
+            middle = end - count + first
+            for part, rows in (("train", slice(end - count, middle)), ("test", slice(middle, end))):
+                parts[part].append(leaf.UserData(f"{path}: user {user!r}", str(user), x[rows], y[rows]))
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(f"{path}: not FEMNIST by writer ({error}). Copy the file again.") from error
     return parts
@@ -80,13 +81,12 @@ def load(params: Params) -> Task:
     if params.source == "leaf":
         files = leaf.find_files(folder / "data", "FEMNIST", params, CURE)
     else:
+        published("FEMNIST", [folder / params.file], params, CURE)
         files = {"npz": [folder / params.file]}
-        published("FEMNIST", files["npz"], params, CURE)
 
     def decode(_: Path) -> Arrays:
         parts: leaf.Parts = {part: leaf.read(paths) for part, paths in files.items()}
         return leaf.decode(_npz_parts(files["npz"][0]) if "npz" in files else parts, _encode)
 
-    sources = [path for paths in files.values() for path in paths]
-    arrays = cached("femnist", sources, {"source": params.source}, decode)
+    arrays = cached("femnist", chain(*files.values()), {"source": params.source}, decode)
     return finished("femnist", arrays, params, folder, tuple(CLASSES))

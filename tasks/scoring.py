@@ -49,9 +49,8 @@ def score(
     load_arrays(model, arrays)
     logits, truth = predictions(model, inputs, batch).float(), labels.cpu()
     right = hits(logits, truth)
-    per_class_hits = np.bincount(truth.numpy(), weights=right, minlength=classes)
-    counts = np.bincount(truth.numpy(), minlength=classes)
-    per_class = np.divide(per_class_hits, counts, out=np.full(classes, np.nan), where=counts > 0)
+    found, counts = (np.bincount(truth.numpy(), weights=weight, minlength=classes) for weight in (right, None))
+    per_class = np.divide(found, counts, out=np.full(classes, np.nan), where=counts > 0)
     loss = functional.cross_entropy(logits, truth).item()
     return Score(float(right.mean()), loss, tuple(float(share) for share in per_class))
 
@@ -105,8 +104,9 @@ def scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 def _area(chance: npt.NDArray[np.floating[Any]], positive: npt.NDArray[np.bool_]) -> float:
     """Return the area under the ROC curve: the share of pairs in the right order, ties counted half."""
-    _, place, counts = np.unique(chance, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    from scipy.stats import rankdata
+
+    ranks = rankdata(chance)
     hits, n = positive.sum(), len(positive)
     return float((ranks[positive].sum() - hits * (hits + 1) / 2) / (hits * (n - hits)))
 

@@ -59,9 +59,8 @@ def _held_out(users: list[leaf.UserData], fraction: float) -> dict[str, list[lea
         n = len(data.y)
         held = min(math.ceil(fraction * n), max(n - 1, 0))
         order = stream(0, "sent140 test split", number).permutation(n)
-        for part, chosen in (("test", np.sort(order[:held])), ("train", np.sort(order[held:]))):
-            x, y = [data.x[i] for i in chosen], [data.y[i] for i in chosen]
-            parts[part].append(leaf.UserData(data.where, data.user, x, y))
+        for part, rows in (("test", np.sort(order[:held])), ("train", np.sort(order[held:]))):
+            parts[part].append(data._replace(x=[data.x[i] for i in rows], y=[data.y[i] for i in rows]))
     return parts
 
 
@@ -93,14 +92,11 @@ def load(params: Params) -> Task:
     files = {"all": found[:1]} if found else leaf.find_files(folder / "data", "Sent140", params, CURE)
     sources = [path for paths in files.values() for path in paths]
     glove = None if params.glove is None else folder / params.glove
-    if glove is not None:
-        sources.append(glove)
+    sources += [glove] if glove is not None else []
     published("Sent140", sources, params, f"{CURE} Or set task.glove=null.")
     keys = params.model_dump(mode="json", include={"length", "vocabulary", "test_fraction", "glove"})
     arrays = cached("sent140", sources, keys, lambda _: _decode(files, params, glove))
-    if glove is None:
-        logger.info("sent140: vocabulary of %d words from the training text (no task.glove)", len(arrays["words"]))
-    else:
+    if glove is not None:
         file = getattr(arrays["vectors"], "filename", None)
         logger.info("sent140: words with GloVe vectors; for fixed vectors set model.vectors=%s", file)
     return finished("sent140", arrays, params, folder, ("negative", "positive"))

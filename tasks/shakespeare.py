@@ -8,6 +8,7 @@ one character each.
 from __future__ import annotations
 
 import string
+from itertools import chain
 
 import numpy as np
 
@@ -44,7 +45,6 @@ def load(params: Params) -> Task:
     """Return Shakespeare with its roles as users; raw inputs are uint8 token ids ``(n, 80)``."""
     folder = params.root / "shakespeare" / "data"
     files = leaf.find_files(folder, "Shakespeare", params, CURE)
-    sources = [path for paths in files.values() for path in paths]
     parts = {part: leaf.read(paths) for part, paths in files.items()}
-    arrays = cached("shakespeare", sources, {}, lambda _: leaf.decode(parts, _encode))
+    arrays = cached("shakespeare", chain(*files.values()), {}, lambda _: leaf.decode(parts, _encode))
     return finished("shakespeare", arrays, params, folder, tuple(ALPHABET), vocabulary=len(ALPHABET))

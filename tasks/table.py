@@ -86,10 +86,8 @@ def _scale(params: Params, x: Array, names: tuple[str, ...]) -> Normalise:
     """Return the conversion of rows to tensors; warn of columns that are not scaled."""
     mean, std = params.mean or (), params.std or ()
     if len(mean) != len(std) or 0.0 in std or (mean and params.standardise):
-        raise ConfigError(
-            "task.mean, task.std, task.standardise: give a mean and a std other than 0 for each feature, or set "
-            "task.standardise=true."
-        )
+        cure = "give a mean and a std other than 0 for each feature, or set task.standardise=true"
+        raise ConfigError(f"task.mean, task.std, task.standardise: {cure}.")
     if params.standardise:
         deviation = x.std(axis=0, dtype=np.float64)
         mean = tuple(float(m) for m in x.mean(axis=0, dtype=np.float64))
@@ -97,10 +95,9 @@ def _scale(params: Params, x: Array, names: tuple[str, ...]) -> Normalise:
         logger.info("table: task.mean=%s task.std=%s", list(mean), list(std))
     if not mean:
         if unscaled := [name for name, top in zip(names, np.abs(x).max(axis=0, initial=0)) if top > UNSCALED]:
-            logger.warning(
-                "fedcross: task=table: unscaled columns: %s. Set task.standardise=true, or task.mean and task.std.",
-                ", ".join(unscaled[:5]) + (" ..." if len(unscaled) > 5 else ""),
-            )
+            cure = "Set task.standardise=true, or task.mean and task.std."
+            shown = ", ".join(unscaled[:5]) + (" ..." if len(unscaled) > 5 else "")
+            logger.warning("fedcross: task=table: unscaled columns: %s. %s", shown, cure)
         return Normalise((0.0,), (1.0,), 1.0)
     if len(mean) != len(names):
         raise ConfigError(f"task.mean has {len(mean)} values, but there are {len(names)} features: {', '.join(names)}.")

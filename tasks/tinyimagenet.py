@@ -45,12 +45,8 @@ def load(params: Params) -> Task:
     cure = f"Unpack tiny-imagenet-200.zip into {params.root.absolute()}"
     published("Tiny ImageNet", lists, params, f"{cure}, or set task.download=true.", download)
     number = {wnid: label for label, wnid in enumerate(" ".join(read_lines(lists[0])).split())}
-    train = [
-        (path, label)
-        for wnid, label in number.items()
-        for path in sorted((folder / "train" / wnid / "images").glob("*.JPEG"))
-    ]
-    test = []
+    found = {wnid: sorted((folder / "train" / wnid / "images").glob("*.JPEG")) for wnid in number}
+    train, test = [(path, number[wnid]) for wnid, paths in found.items() for path in paths], []
     for line in read_lines(lists[1]):
         name, wnid, *_ = [*line.split("\t"), ""]
         if wnid not in number:

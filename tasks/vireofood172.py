@@ -60,12 +60,9 @@ def _listing(folder: Path, name: str, params: Params) -> Listing:
 def load(params: Params) -> Task:
     """Return VireoFood-172; raw inputs are uint8 ``(n, 3, size, size)``."""
     folder = params.root / "VireoFood172"
-    lists = {"train": ["TR.txt"], "test": ["TE.txt"]}
+    listings = {part: _listing(folder, name, params) for part, name in (("train", "TR.txt"), ("test", "TE.txt"))}
     if params.validation_list != "none":
-        lists[params.validation_list].append("VAL.txt")
-    listings = {
-        part: [one for name in names for one in _listing(folder, name, params)] for part, names in lists.items()
-    }
+        listings[params.validation_list] = [*listings[params.validation_list], *_listing(folder, "VAL.txt", params)]
     foods = folder / "SplitAndIngreLabel" / "FoodList.txt"
     names = read_lines(foods) if foods.is_file() else [str(label) for label in range(CLASSES)]
     if len(names) != CLASSES:

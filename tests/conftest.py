@@ -9,7 +9,6 @@ import random
 import secrets
 import signal
 import sys
-import sysconfig
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -17,27 +16,15 @@ import pytest
 
 from tests.support.strays import left_behind
 
-ROOT = Path(__file__).resolve().parents[1]
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
-    # The tests start some two hundred Python processes. Where none writes bytecode, each compiles torch and Flower,
-    # which costs more than the tests. So they write it where Python does by itself: a new checkout that uses an
-    # environment that was used before compiles only its own files. A folder of its own is for what is read-only.
-    sys.dont_write_bytecode = False
-    if not all(os.access(folder, os.W_OK) for folder in (ROOT, sysconfig.get_path("purelib"))):
-        sys.pycache_prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(ROOT / ".pytest_cache" / "bytecode"))
-
 #: A `make` that a test starts must not take this one, of `make test`, for its own: it would say which folder it enters.
 for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
     os.environ.pop(_name, None)
-#: Torch's threads sleep while they wait for each other. Unless told, they spin, and where several processes share the
-#: cores they spend more time so than computing. Set before torch is imported.
+#: Torch's threads sleep while they wait for each other: several processes share the cores. Set before torch's import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-#: The only folders whose tests start a whole federation as processes: `make test` looks for those marks here alone.
-FEDERATIONS = ("e2e", "faults")
 #: Files, and folders of files, that import transformers, ONNX's exporter or scikit-learn: seconds of a core for each.
-DEAR = (
-    *("tests/analysis/", "tests/examples/", "tests/test_documentation.py", "tests/tasks/test_own_model.py"),
-    *("tests/tasks/test_part.py", "tests/server/commands/test_export_formats.py"),
+SLOW_IMPORTS = (
+    *("tests/analysis/", "tests/examples/", "tests/tasks/test_own_model.py", "tests/tasks/test_part.py"),
+    "tests/server/test_export.py",
 )
 #: Each test begins with this seed, and Hypothesis takes the same examples each time. Another seed, for which Hypothesis
 #: takes examples of its own choice, shows which tests pass by luck.
@@ -47,7 +34,7 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read configuration files once, and listen to Ctrl-C even where a shell started the tests in the background.
+    """Compose each choice of groups once, and listen to Ctrl-C even where a shell started the tests in the background.
 
     Such a shell ignores it, processes inherit what is ignored, and several tests interrupt one.
     """
@@ -55,19 +42,16 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", None):
         return  # this process runs no test: those that pytest-xdist starts do
-    # Nearly all that tests make is gone without the collector; it would look through it thousands of times.
-    gc.set_threshold(20_000, 10, 10)
+    gc.set_threshold(20_000, 10, 10)  # nearly all that tests make is gone without the collector
     import hypothesis
 
-    from tests.support import config_files
+    from tests.support.config_files import compose_groups_once
 
-    config_files.read_once()
+    compose_groups_once()
     if hasattr(config, "workerinput"):
-        # Another worker has the other core. Two threads take a third more for the small products of most tests. A test
-        # whose subject is the number of threads sets it, and a process that a test starts has a number of its own.
         import torch
 
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # another worker has the other core
     # Hypothesis fails a test whose examples take long to make, which is so for any test on a machine with other work.
     calm = {*hypothesis.settings().suppress_health_check, hypothesis.HealthCheck.too_slow}
     hypothesis.settings.register_profile(
@@ -78,10 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Give each test, and the fixtures it is the first to use, the same random numbers wherever it runs.
-
-    Else they depend on what ran before it in the same process, and a test can fail once in fifty runs.
-    """
+    """Give each test, and the fixtures it is the first to use, the same random numbers wherever it runs."""
     random.seed(SEED)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(SEED)
@@ -90,10 +71,7 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """End this process two minutes after the last test at the latest, and say which thread kept it from ending.
-
-    Python waits for the threads of executors; one that asks a server that is gone never ends.
-    """
+    """End this process two minutes after the last test at the latest, and say which thread kept it from ending."""
     faulthandler.dump_traceback_later(120, exit=True)
     gc.unfreeze()  # else Triton, which comes with torchvision, reports what is left of it as leaks
 
@@ -104,16 +82,7 @@ def _no_process_is_left_behind() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDCROSS_TESTS", value := secrets.token_hex(8))
         yield
-        if "tests.support.warm" in sys.modules:
-            sys.modules["tests.support.warm"].end()
     assert left_behind(f"FEDCROSS_TESTS={value}", patience_s=60) == []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _kept_from_the_collector() -> None:
-    """Keep the garbage collector away from what the files before this one imported and cached, too."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -134,25 +103,20 @@ def _flowers_log() -> Generator[None, None, None]:
 
 @pytest.fixture(autouse=True)
 def _environment() -> Generator[None, None, None]:
-    """Take back what a test, or a command that it called here, has set in the environment.
-
-    ``fedcross deploy superlink`` sets there what the program needs that it becomes: a SuperLink of a later test would
-    refuse all devices that do not come through that gateway.
-    """
+    """Take back what a test, or a command that it called here, has set in the environment."""
     before = dict(os.environ)
     yield
-    for name in os.environ.keys() ^ before.keys() | {n for n in before if os.environ.get(n) != before[n]}:
-        if name == "PYTEST_CURRENT_TEST":
-            continue  # pytest's own
-        if name in before:
-            os.environ[name] = before[name]
-        else:
-            del os.environ[name]
+    current = os.environ.pop("PYTEST_CURRENT_TEST", None)  # pytest's own
+    if (before := {n: v for n, v in before.items() if n != "PYTEST_CURRENT_TEST"}) != dict(os.environ):
+        os.environ.clear()
+        os.environ.update(before)
+    if current is not None:
+        os.environ["PYTEST_CURRENT_TEST"] = current
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Let one worker run the files that import :data:`DEAR` libraries, so that these are imported once."""
+    """Let one worker run the files of :data:`SLOW_IMPORTS`, so that these libraries are imported once."""
     if config.getoption("dist") != "loadfile":
         return None  # as pytest-xdist does it
     from xdist.scheduler import LoadFileScheduling
@@ -160,42 +124,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             scope = str(super()._split_scope(nodeid))
-            return "dear libraries" if scope.startswith(DEAR) else scope
+            return "slow imports" if scope.startswith(SLOW_IMPORTS) else scope
 
     return Scheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keep the garbage collector away from what the imports make, during collection and after it.
-
-    Half a million objects of torch and others live until the end; to search them takes half a second, again and again.
-    """
+    """Keep the garbage collector away from half a million objects of torch and others, which live until the end."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test that starts a federation in a folder where `make test` would not find it."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] not in FEDERATIONS:
-            for mark in ("ray", "superlink"):
-                if item.get_closest_marker(mark):
-                    raise pytest.UsageError(f"{item.nodeid}: tests with mark {mark} lie in {FEDERATIONS} (Makefile)")
-
-
-@pytest.fixture
-def warm_start() -> Iterator[None]:
-    """Fork Python and Flower's programs from a process that has imported what they need (tests.support.warm)."""
-    from tests.support.warm import started_warm
-
-    with started_warm():
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -207,7 +149,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def digits_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache that holds the digits, so that processes need not import scikit-learn to read them."""
+    """Return a cache that holds the digits."""
     from fedcross.tasks.digits import Params, load
 
     folder = tmp_path_factory.mktemp("digits")
@@ -219,10 +161,7 @@ def digits_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_places(places: Iterator[Path], digits_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give every test its own client states and Flower home; tests of the cache and what fills it have their own too.
-
-    What many tests share is the cache with the digits.
-    """
+    """Give every test its own client states and Flower home, and the cache with the digits."""
     own = next(places)
     monkeypatch.setenv("FEDCROSS_STATE", str(own / "client-states"))
     monkeypatch.setenv("FEDCROSS_CACHE", str(digits_cache))

@@ -44,6 +44,7 @@ def test_a_wheel_holds_one_top_level_name(archives: tuple[Path, Path]) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_source_archive_builds_the_same_wheel(archives: tuple[Path, Path], tmp_path: Path) -> None:
     with tarfile.open(archives[1]) as archive:
         members = archive.getnames()

@@ -9,11 +9,10 @@ import pytest
 
 from fedcross.conf.compose import compose
 from fedcross.core.errors import ConfigError
-from fedcross.core.paths import import_root
-from fedcross.core.plugins import named_folders
+from fedcross.core.paths import import_root, named_folders
 from fedcross.server.commands.main import main
-from fedcross.strategies.round.registry import method_class
-from tests.support import warm
+from fedcross.strategies.registry import method_class
+from tests.support.command import python
 from tests.support.federation import run
 
 METHOD = '''
@@ -101,7 +100,7 @@ def test_its_own_test_runs_too(plugin):
     own = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/strategies/test_toy.py"]
     checkout = Path(__file__).resolve().parents[1]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    done = warm.run(own, cwd=plugin, env=environment)
+    done = python(*own, cwd=plugin, env=environment)
     assert done.returncode == 0, done.stdout
 
 

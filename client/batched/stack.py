@@ -13,11 +13,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
 
-from fedcross.client.compiled import Compiled
 from fedcross.client.device import memory_budget
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.optimizer import Moments
-from fedcross.client.optimizer import step as take_step
+from fedcross.client.trainer import Compiled, Moments
+from fedcross.client.trainer import step as take_step
 from fedcross.conf.schema import Train
 from fedcross.strategies.objective import Batch, Objective, Prepared, Tensors, Trained, Visit, flatten
 
@@ -61,8 +60,8 @@ class StackedState:
         State of the optimiser.
     total : Tensor, shape (K,)
         Sum of losses over examples.
-    lr : Tensor, shape (K, 1)
-        Learning rates.
+    lr, steps : Tensor, shape (K, 1)
+        Learning rates, and numbers of steps of the visits.
     buffers : Tensors
         Each of shape (K, ...); includes the dropout states.
     """
@@ -71,6 +70,7 @@ class StackedState:
     moments: Moments
     total: Tensor
     lr: Tensor
+    steps: Tensor
     buffers: Tensors
 
     @classmethod
@@ -88,6 +88,7 @@ class StackedState:
             moments=moments,
             total=torch.zeros(len(works), dtype=flat.dtype, device=flat.device),
             lr=torch.tensor([[visit.lr] for visit in visits], dtype=flat.dtype, device=flat.device),
+            steps=torch.tensor([[settings.epochs * -(-len(v.y) // settings.batch)] for v in visits]).to(flat),
             buffers={name: torch.stack([buffers[name] for buffers in each]) for name in each[0]},
         )
 
@@ -100,7 +101,7 @@ class StackedState:
         """Return some of the clients: views for a slice, copies for an index."""
         moments = Moments(self.moments.first[who], self.moments.second[who])
         buffers = {name: buffer[who] for name, buffer in self.buffers.items()}
-        return StackedState(self.flat[who], moments, self.total[who], self.lr[who], buffers)
+        return StackedState(self.flat[who], moments, self.total[who], self.lr[who], self.steps[who], buffers)
 
     def put(self, at: Tensor, part: StackedState) -> None:
         """Write the values of some clients back."""
@@ -208,6 +209,7 @@ class StackedStepper:
         # `gradient` returns None for a method without a closed-form term, and vmap cannot return None.
         flat = flatten(one.visit.params)
         self._has_term = objective.gradient(flat, one.prepared) is not None
+        self._varies = type(objective).rate is not Objective.rate
         self._ascends = objective.ascent(flat, torch.zeros_like(flat), one.prepared) is not None
 
     def advance(self, state: StackedState, prepared: StackedPrepared, step: Step, trains: Tensor | None = None) -> None:
@@ -225,7 +227,8 @@ class StackedStepper:
         term = None
         if self._has_term:
             term = vmap(self._objective.gradient, (0, prepared.dims))(state.flat, prepared.tree)
-        take_step(state.flat, gradient, state.moments, state.lr, self._settings, step.number, term)
+        lr = state.lr * self._objective.rate(step.number, state.steps) if self._varies else state.lr
+        take_step(state.flat, gradient, state.moments, lr, self._settings, step.number, term)
         state.total.add_(losses * step.mask.sum(1))
         for name, buffer in state.buffers.items():
             buffer.copy_(fresh[name])

@@ -31,10 +31,9 @@ from fedcross.client.batched.stack import (
     fitting,
     slopes_of,
 )
-from fedcross.client.compiled import Compiled
 from fedcross.client.device import free_unused, out_of_memory
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.trainer import Augment, augmentation_stream, orders
+from fedcross.client.trainer import Augment, Compiled, augmentation_stream, orders
 from fedcross.conf.schema import Train
 from fedcross.strategies.objective import Objective, Trained, Visit
 

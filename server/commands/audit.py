@@ -1,8 +1,4 @@
-"""``fedcross audit``: checks a run's audit trail, and tells which devices trained its model.
-
-::
-
-    fedcross audit RUN [--devices [--slot 3]]
+"""``fedcross audit RUN [--devices [--slot 3]]``: checks a run's audit trail, and shows which devices trained its model.
 
 The exit code is 0 if the chain holds, 1 if it does not, 2 for wrong use.
 """
@@ -10,33 +6,31 @@ The exit code is 0 if the chain holds, 1 if it does not, 2 for wrong use.
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedcross.server.audit import NAME, check
-from fedcross.strategies.round.ledger import ACCEPTED, LOST, NOT_NEEDED
+from fedcross.strategies.round.trail import ACCEPTED, NOT_NEEDED
+from fedcross.strategies.wire.protocol import LOST
 
 SHOWN = 20
 
 
 def devices(lines: Iterable[Mapping[str, Any]], slot: int | None = None) -> str:
     """Return a table of the devices in `lines`; with `slot`, only of what happened with that slot's model."""
-    verdicts: dict[tuple[str, ...], Counter[str]] = {}
-    rounds: dict[tuple[str, ...], set[int]] = {}
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
-        if "verdict" not in line or (slot is not None and line.get("slot") != slot):
-            continue
-        who = tuple("-" if line.get(name) is None else str(line[name]) for name in ("client", "node", "key"))
-        verdicts.setdefault(who, Counter())[str(line["verdict"])] += 1
-        rounds.setdefault(who, set()).update({line.get("round", 0)} if line["verdict"] == ACCEPTED else set())
-    rows = [("client", "node", "key", "accepted", "rejected", "lost", "rounds")]
-    for who in sorted(verdicts, key=lambda who: (who[0].zfill(9), who)):
-        found, seen = verdicts[who], rounds[who]
-        rejected = sum(count for verdict, count in found.items() if verdict not in (ACCEPTED, LOST, NOT_NEEDED))
-        span = f"{min(seen)}-{max(seen)}" if seen else "-"
-        rows.append((*who, str(found[ACCEPTED]), str(rejected), str(found[LOST]), span))  # type: ignore[arg-type]
+        if "verdict" in line and slot in (None, line.get("slot")):
+            who = tuple("-" if line.get(name) is None else str(line[name]) for name in ("client", "node", "key"))
+            found.setdefault(who, []).append(line)
+    rows: list[tuple[str, ...]] = [("client", "node", "key", "accepted", "rejected", "lost", "rounds")]
+    for who in sorted(found, key=lambda who: (who[0].zfill(9), who)):
+        verdicts = [line["verdict"] for line in found[who]]
+        rounds = [line.get("round", 0) for line in found[who] if line["verdict"] == ACCEPTED]
+        rejected = sum(verdict not in (ACCEPTED, LOST, NOT_NEEDED) for verdict in verdicts)
+        span = f"{min(rounds)}-{max(rounds)}" if rounds else "-"
+        rows.append((*who, str(verdicts.count(ACCEPTED)), str(rejected), str(verdicts.count(LOST)), span))
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(word.rjust(width) for word, width in zip(row, widths)) for row in rows)
 

@@ -6,15 +6,12 @@
     fedcross doctor --keys keys/server --listen 8443 --database state/superlink.db     # a server
     fedcross doctor --keys keys --superlink fl.example.org:8443 --data data            # a device
 
-Ten checks: versions, environment, disk, data, GPU, own code; with options keys and certificates, free ports, the
-database, and the server as a device reaches it. The exit code is 0 if all is well, 1 after a line that begins with
-FAULT, 2 for wrong use.
+The exit code is 0 if all is well, 1 after a line that begins with FAULT, 2 for wrong use.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shutil
 import sqlite3
@@ -23,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import HTTPException, HTTPSConnection
@@ -30,10 +28,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from fedcross.core import ports
+from packaging.requirements import Requirement
+
 from fedcross.core.errors import StorageError, closed_to_user
-from fedcross.core.paths import page
-from fedcross.core.plugins import PLUGIN_VARIABLE, named_folders
+from fedcross.core.paths import PLUGIN_VARIABLE, named_folders, page
+from fedcross.deploy.keys import SECRET, check_present, expires_soon, time_left
+from fedcross.engines import ports
+from fedcross.engines.certificates import read_certificate, read_key
 
 GIB = 2**30
 #: The checkpoints of a large pool need this much.
@@ -43,8 +44,6 @@ CONNECT_S = 5.0
 BEHIND_S, AHEAD_S = 299.0, 10.0
 #: The first call of a SuperNode; without a key the gateway and the SuperLink answer 401.
 FIRST_CALL, UNKNOWN_CALLER = "/v1/fleet/activate-node", 401
-#: Devices of which one is there where torch could use a GPU: NVIDIA's, Jetson's, AMD's, WSL's.
-GPU_SIGNS = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/nvmap", "/dev/kfd", "/dev/dxg")
 #: What the image leaves out: devices run no simulation.
 NOT_IN_IMAGE = ("ray",)
 
@@ -59,38 +58,35 @@ class Finding(NamedTuple):
 ok, note, fault = partial(Finding, "ok"), partial(Finding, "note"), partial(Finding, "FAULT")
 
 
+def judged(good: bool, text: str, cure: str) -> Finding:
+    """Return `text` as ok, or as a fault with its cure."""
+    return ok(text) if good else fault(f"{text}. {cure}")
+
+
 def check_versions(distribution: str = "fedcross") -> Iterator[Finding]:
     """Compare the installed versions with what the installed package requires."""
-    from packaging.requirements import Requirement
-
     yield ok(f"Python {'.'.join(map(str, sys.version_info[:3]))}")
-    try:
-        needed = [Requirement(text) for text in metadata.requires(distribution) or ()]
-    except metadata.PackageNotFoundError:
-        yield fault(f"{distribution} is not installed in this environment. Install it: pip install .")
-        return
-    for requirement in needed:
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            found = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            if requirement.name not in NOT_IN_IMAGE:
-                yield fault(f"{requirement.name} is missing. Install it: pip install '{requirement}'")
-            continue
-        if requirement.specifier.contains(found, prereleases=True):
-            yield ok(f"{requirement.name} {found}")
-        else:
-            yield fault(f"{requirement.name} {found}: {requirement.specifier} is needed. pip install '{requirement}'")
+    for needed in map(Requirement, metadata.requires(distribution) or ()):
+        if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+            try:
+                found = metadata.version(needed.name)
+                good = needed.specifier.contains(found, prereleases=True)
+                yield judged(good, f"{needed.name} {found}", f"pip install '{needed}'")
+            except metadata.PackageNotFoundError:
+                if needed.name not in NOT_IN_IMAGE:
+                    yield fault(f"{needed.name} is missing. Install it: pip install '{needed}'")
 
 
 def check_environment() -> Iterator[Finding]:
-    """Check the user, and the environment variables that control Flower."""
+    """Check the user, the environment variables that control Flower, and the folders of own methods and models."""
     if os.geteuid() == 0:
         yield note("running as root. A deployment must not: anyone who can submit a run acts as this user.")
     for name, wanted in (("FLWR_TELEMETRY_ENABLED", "0"), ("FLWR_DISABLE_UPDATE_CHECK", "1")):
         if os.environ.get(name) != wanted:
             yield note(f"{name} is not {wanted}: Flower sends data to its makers. export {name}={wanted}")
+    for folder in named_folders():
+        good = folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)
+        yield judged(good, f"{PLUGIN_VARIABLE}: {folder}", "This user cannot read such a folder. Mount it.")
 
 
 def check_disk(folder: Path, least: int = LEAST_DISK) -> Iterator[Finding]:
@@ -104,54 +100,32 @@ def check_disk(folder: Path, least: int = LEAST_DISK) -> Iterator[Finding]:
         yield fault(f"{folder}: {place} cannot be written ({error.strerror}). Free space, or choose another folder.")
         return
     free = shutil.disk_usage(place).free
-    text = f"{folder}: {free / GIB:.1f} GiB free"
-    yield ok(text) if free >= least else fault(f"{text}, {least / GIB:.1f} GiB are needed. Free space.")
+    yield judged(free >= least, f"{folder}: {free / GIB:.1f} GiB free", f"{least / GIB:.1f} GiB are needed.")
 
 
 def check_data(folder: Path, named: bool) -> Iterator[Finding]:
     """Check that the data folder exists, is readable and not empty; only one that the user `named` must."""
-    wrong = fault if named else note
-    if not folder.is_dir():
-        yield wrong(f"{folder}: no such data folder. Only task=digits runs without; see {page('data.md')}.")
-    elif not os.access(folder, os.R_OK | os.X_OK):
-        yield fault(f"{folder}: cannot be read by this user. Change its mode or owner.")
-    elif found := sorted(path.name for path in folder.iterdir()):
+    if found := sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []:
         yield ok(f"{folder}: {', '.join(found[:8])}{' ...' if len(found) > 8 else ''}")
     else:
-        yield wrong(f"{folder}: this data folder is empty. See {page('data.md')}.")
+        text = f"{folder}: no data here. Only task=digits runs without; see {page('data.md')}."
+        yield (fault if named else note)(text)
 
 
 def check_gpu(required: bool) -> Iterator[Finding]:
-    """Check that torch can use the GPU, if the machine has one or one is required."""
-    driver = shutil.which("nvidia-smi") is not None
-    if not required and not driver and not any(map(os.path.exists, GPU_SIGNS)):
-        yield note("this machine has no GPU: training runs on the CPU.")
-        return
+    """Show the GPUs that torch can use; without one it is a fault if one is required."""
     import torch
 
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         yield ok(f"GPU {index}: {torch.cuda.get_device_name(index)}, {free / GIB:.1f} of {total / GIB:.1f} GiB free")
     if not torch.cuda.is_available():
-        yield (fault if required or driver else note)(
-            "torch finds no GPU. Install the torch build for this machine's CUDA version, or train on the CPU."
-        )
-
-
-def check_own_code() -> Iterator[Finding]:
-    """Check the folders of own methods and models that the environment names."""
-    for folder in named_folders():
-        if folder.is_dir() and os.access(folder, os.R_OK | os.X_OK):
-            yield ok(f"{folder}: own methods and models, {sum(1 for _ in folder.rglob('*.py'))} files")
-        else:
-            yield fault(f"{PLUGIN_VARIABLE}: {folder} is no folder that this user can read. Mount it.")
+        text = "torch finds no GPU: training runs on the CPU. If there is one, install the torch build for its driver."
+        yield (fault if required else note)(text)
 
 
 def check_keys(folder: Path) -> Iterator[Finding]:
     """Check the folder of a server or of a device: certificates are valid, keys are there and private."""
-    from fedcross.core.keys import read_certificate, read_key
-    from fedcross.deploy.keys import SECRET, check_present, expires_soon, time_left
-
     check_present(folder / "ca.crt", folder / SECRET)
     for path in (one for one in (folder / "ca.crt", folder / "server.crt") if one.exists()):
         said = expires_soon(path)
@@ -163,28 +137,25 @@ def check_keys(folder: Path) -> Iterator[Finding]:
         public = read_key(path).public_key()
         if path.name == "server.key" and read_certificate(path.with_suffix(".crt")).public_key() != public:
             yield fault(f"{path}: not the key of server.crt. fedcross deploy renew makes both.")
-        elif path.stat().st_mode & 0o077:
-            yield fault(f"{path}: others on this machine can read this key. chmod 600 {path}")
         else:
-            yield ok(f"{path}: a private key")
+            private = not path.stat().st_mode & 0o077
+            yield judged(private, f"{path}: a key", f"Others on this machine can read it: chmod 600 {path}")
 
 
 def check_listen(port: int) -> Iterator[Finding]:
     """Check that a server can listen on `port`."""
-    said = ports.fault("0.0.0.0", port)  # noqa: S104 - where a gateway listens
-    yield fault(said) if said else ok(f"port {port} is free")
+    yield fault(said) if (said := ports.fault("0.0.0.0", port)) else ok(f"port {port} is free")  # noqa: S104
 
 
 def check_database(path: Path) -> Iterator[Finding]:
     """Check that the SuperLink's database is one and can be written."""
     try:
-        with contextlib.closing(sqlite3.connect(path, timeout=CONNECT_S, isolation_level=None)) as database:
+        with closing(sqlite3.connect(path, timeout=CONNECT_S, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
             database.execute("ROLLBACK")
+        yield ok(f"{path}: can be written")
     except sqlite3.Error as error:
         yield fault(f"{path}: {error}. Stop what locks it, or restore it from a backup.")
-    else:
-        yield ok(f"{path}: can be written")
 
 
 def check_server(address: str, authority: Path) -> Iterator[Finding]:
@@ -192,27 +163,22 @@ def check_server(address: str, authority: Path) -> Iterator[Finding]:
     host, _, port = address.rpartition(":")
     try:
         trust = ssl.create_default_context(cafile=str(authority))
-        with contextlib.closing(HTTPSConnection(host.strip("[]"), int(port), timeout=CONNECT_S, context=trust)) as link:
+        with closing(HTTPSConnection(host.strip("[]"), int(port), timeout=CONNECT_S, context=trust)) as link:
             link.request("POST", FIRST_CALL, body=b"", headers={"Content-Type": "application/protobuf"})
             reply = link.getresponse()
-            status, date = reply.status, reply.getheader("date")
-    except ssl.SSLCertVerificationError as error:
-        yield fault(
-            f"{address}: its certificate is refused ({error.verify_message}). Is {authority} this federation's?"
-        )
-        return
     except (OSError, HTTPException, ValueError) as error:
-        yield fault(f"{address}: no answer ({error}). Is the server up, the name right, the firewall open?")
+        what, cure = "no answer", "Is the server up, the name right, the firewall open?"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            what, cure = "its certificate is refused", f"Is {authority} this federation's?"
+        yield fault(f"{address}: {what} ({error}). {cure}")
         return
-    if status != UNKNOWN_CALLER:
-        yield fault(f"{address}: answers {status}. Is the SuperLink up, and this the gateway's address?")
-        return
-    yield ok(f"{address} answers, and its certificate is this federation's")
-    if date is not None:
+    cure = "Is the SuperLink up, and this the gateway's address?"
+    yield judged(reply.status == UNKNOWN_CALLER, f"{address} answers {reply.status}", cure)
+    if (date := reply.getheader("date")) is not None and reply.status == UNKNOWN_CALLER:
         late = parsedate_to_datetime(date).timestamp() - time.time()
         text = f"this device's clock is {abs(late):.0f} s {'behind' if late > 0 else 'ahead of'} the server's"
-        good = -AHEAD_S <= late <= BEHIND_S
-        yield ok(text) if good else fault(f"{text}. Set it, and turn on its synchronisation (timedatectl set-ntp true)")
+        cure = "Set it, and turn on its synchronisation (timedatectl set-ntp true)"
+        yield judged(-AHEAD_S <= late <= BEHIND_S, text, cure)
 
 
 def examine(asked: argparse.Namespace) -> Iterator[Finding]:
@@ -220,16 +186,14 @@ def examine(asked: argparse.Namespace) -> Iterator[Finding]:
     data = asked.data or Path(os.environ.get("FEDCROSS_DATA") or "data")
     checks = [check_versions(), check_environment(), check_disk(asked.output)]
     checks += [check_data(data, asked.data is not None or "FEDCROSS_DATA" in os.environ), check_gpu(asked.gpu)]
-    checks += [check_own_code(), *map(check_keys, asked.keys), *map(check_listen, asked.listen)]
+    checks += [*map(check_keys, asked.keys), *map(check_listen, asked.listen)]
     checks += [check_database(asked.database)] if asked.database else []
     checks += [check_server(asked.superlink, folder / "ca.crt") for folder in asked.keys if asked.superlink]
     for check in checks:
         try:
             yield from check
-        except PermissionError as error:
-            yield fault(closed_to_user(error))
-        except StorageError as error:
-            yield fault(str(error))
+        except (PermissionError, StorageError) as error:
+            yield fault(closed_to_user(error) if isinstance(error, PermissionError) else str(error))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.paths import room
-from fedcross.core.plugins import extra_folders
+from fedcross.core.paths import extra_folders, room
 
 #: File of the user's folder -> its template in the folder ``templates``.
 FILES = {"strategies/@NAME@.py": "method", "conf/method/@NAME@.yaml": "settings", "tests/test_@NAME@.py": "test"}
@@ -19,17 +18,11 @@ FILES = {"strategies/@NAME@.py": "method", "conf/method/@NAME@.yaml": "settings"
 def write(name: str, folder: Path, *, loss: bool = False) -> list[Path]:
     """Write the files of method `name` below `folder` and return their paths; `loss`: a method of one loss.
 
-    Raises
-    ------
-    ConfigError
-        If `name` cannot be a method's name, or is taken.
-    StorageError
-        If one of the files exists or cannot be written.
+    A ConfigError says that `name` cannot be used, a StorageError that a file exists or cannot be written.
     """
     templates, kind = Path(__file__).parent / "templates", "".join(part.capitalize() for part in name.split("_"))
-    sources = {
-        folder / path.replace("@NAME@", name): templates / f"{one}{'_loss' * loss}.txt" for path, one in FILES.items()
-    }
+    end = f"{'_loss' * loss}.txt"
+    sources = {folder / path.replace("@NAME@", name): templates / f"{one}{end}" for path, one in FILES.items()}
     check_name(name, kind, "".join(path.read_text(encoding="utf-8") for path in sources.values()))
     if there := [str(path) for path in sources if path.exists()]:
         raise StorageError(f"{', '.join(there)}: exists already. Choose another name or folder; nothing was written.")

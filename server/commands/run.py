@@ -9,9 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcross.conf.compose import CONF, activate_plugins, compose
+from fedcross.conf.shorthand import translated
 from fedcross.core.errors import ConfigError, quoted
 from fedcross.core.events import emit, structured
-from fedcross.core.interrupts import asked_to_end
+from fedcross.core.settings import quote, shown
+from fedcross.server.checkpoint import Checkpoints
+from fedcross.server.command_line import check_plan, read_plan, single
+from fedcross.server.interrupts import asked_to_end
+from fedcross.server.launch import RunInterrupted
+from fedcross.server.sweep import choices, job
 
 INTERRUPTED, TERMINATED = 130, 143
 #: fedcross's own flag: estimate the time of the command line without running it.
@@ -26,20 +33,17 @@ def main(arguments: list[str]) -> int:
         with asked_to_end() as asked:
             _start(arguments)
     except KeyboardInterrupt as stop:
-        advice = _advice(stop, arguments)
+        text = advice(stop, arguments)
         if structured():
-            emit("run_interrupted", folder=str(getattr(stop, "folder", "")), text=advice)
+            emit("run_interrupted", folder=str(getattr(stop, "folder", "")), text=text)
         else:
-            print(f"\n{advice}", file=sys.stderr)
+            print(f"\n{text}", file=sys.stderr)
         return TERMINATED if asked.is_set() else INTERRUPTED
     return 0
 
 
 def _start(arguments: list[str]) -> None:
     """Run, sweep, estimate or show what `arguments` say."""
-    from fedcross.core.overrides import quote
-    from fedcross.server.command_line import check_plan, read_plan
-
     flags = {a.split("=")[0] for a in arguments if a.startswith("-")}
     if flags & SHOWING:
         _show(arguments, flags)
@@ -51,8 +55,6 @@ def _start(arguments: list[str]) -> None:
         check_plan(plan)
         show(plan)
     elif not plan.multirun:
-        from fedcross.server.jobs import single
-
         _tell_next(single(plan.overrides), "result.json")
     else:
         check_plan(plan)
@@ -65,9 +67,6 @@ def _start(arguments: list[str]) -> None:
 
 def _show(arguments: list[str], flags: set[str]) -> None:
     """Let Hydra print the configuration or its own help."""
-    from fedcross.conf.compose import compose
-    from fedcross.server.sweep import choices
-
     if {"--cfg", "-c"} & flags:  # errors of Hydra would be tracebacks
         overrides = [a for a in arguments if not a.startswith("-") and "=" in a]
         if {"-m", "--multirun"} & flags or any(len(values) > 1 for values in choices(overrides).values()):
@@ -80,10 +79,6 @@ def _hydra(arguments: Sequence[str]) -> None:
     """Run Hydra's own main, which starts the jobs of a sweep."""
     import hydra
 
-    from fedcross.conf.compose import CONF, activate_plugins
-    from fedcross.conf.shorthand import translated
-    from fedcross.server.jobs import job
-
     logging.getLogger("alembic").setLevel(logging.WARNING)  # of Optuna, which names each of its plug-ins
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors of fedcross pass through Hydra; the command prints them
     sys.argv = [sys.argv[0], *translated(arguments), *activate_plugins()]
@@ -91,16 +86,15 @@ def _hydra(arguments: Sequence[str]) -> None:
     run()
 
 
-def _advice(stop: KeyboardInterrupt, arguments: list[str]) -> str:
+def advice(stop: KeyboardInterrupt, arguments: list[str]) -> str:
     """Return how to go on after Ctrl-C."""
-    from fedcross.core.overrides import shown
-    from fedcross.server.launch import RunInterrupted
-
     if not isinstance(stop, RunInterrupted):
         return "Interrupted before a run had started."
     if {"-m", "--multirun"} & set(arguments) or (stop.folder.parent / "multirun.yaml").exists():
         return f"Interrupted. Continue the sweep with the same command and hydra.sweep.dir={shown(stop.folder.parent)}."
-    return stop.advice()
+    if rounds := max(Checkpoints(stop.folder).rounds(), default=0):
+        return f"Interrupted after round {rounds}. Continue it with: fedcross resume={shown(stop.folder)}"
+    return f"Interrupted before the first checkpoint. Nothing of {stop.folder} can be continued: start again."
 
 
 def _tell_next(folder: Path, results: str) -> None:
@@ -116,8 +110,6 @@ def _tell_best(folder: Path) -> None:
     path = folder / "optimization_results.yaml"
     if not structured() and path.exists():
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        settings = " ".join(
-            f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}"
-            for name, value in found["best_params"].items()
-        )
+        best = {name: f"{v:.6g}" if isinstance(v, float) else v for name, v in found["best_params"].items()}
+        settings = " ".join(f"{name}={value}" for name, value in best.items())
         print(f"Best of the study: {settings}, accuracy {found['best_value']:.4f}", flush=True)

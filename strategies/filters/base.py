@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.wire.protocol import Payload
@@ -12,16 +12,8 @@ from fedcross.strategies.wire.protocol import Payload
 
 @dataclass
 class Verdict:
-    """What a filter says of the uploads of one exchange.
-
-    Attributes
-    ----------
-    uploads : list of Upload
-        Those that count, perhaps changed (as new objects).
-    refused : list of (Upload, reason, detail)
-        The others.
-    counts : dict of str to float
-        Added to the round's line of metrics: ``clipped``, ``lightened``, ``extras_bounded``.
+    """The uploads of an exchange that count, perhaps changed (as new objects); the others, each with reason and detail;
+    and what is added to the round's line of metrics: ``clipped``, ``lightened``, ``extras_bounded``.
     """
 
     uploads: list[Upload]
@@ -29,10 +21,10 @@ class Verdict:
     counts: dict[str, float] = field(default_factory=dict)
 
 
-class Filter(Protocol):
-    """One step between method and wire. Made once a run, from its settings and a :class:`strategies.method.Start`.
+class Filter:
+    """One step between method and wire; this one changes nothing. No filter knows the method.
 
-    Tasks go through the filters in their order, uploads in the reverse order. No filter knows the method.
+    Tasks go through the filters in their order, uploads in the reverse order.
     """
 
     #: What a checkpoint holds of this filter: a dataclass that :mod:`strategies.round.packing` can pack.
@@ -43,12 +35,12 @@ class Filter(Protocol):
 
         A filter that codes replies too sets ``payload.model`` and ``payload.model_scales``, which a reply must have.
         """
-        ...
+        return payloads
 
     def up(self, payload: Payload, upload: Upload) -> Upload:
         """Return a reply's upload decoded; raise an ``UploadError`` if it cannot be."""
-        ...
+        return upload
 
     def judge(self, round: Round, uploads: list[Upload], payloads: Mapping[int, Payload]) -> Verdict:
         """Return which uploads of an exchange count; `payloads` are by slot. Called once an exchange, at its end."""
-        ...
+        return Verdict(uploads)

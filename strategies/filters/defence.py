@@ -19,30 +19,20 @@ import numpy as np
 from pydantic import Field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.filters.base import Verdict
+from fedcross.strategies.filters.base import Filter, Verdict
 from fedcross.strategies.method import Round, Start, Upload
 from fedcross.strategies.pool.pool import Array, Arrays
 from fedcross.strategies.wire.protocol import Payload
 
-#: Uploads that a median can judge.
-JUDGED = 3
-#: Norms of earlier uploads that are kept for exchanges of fewer.
-KEPT = 20
-#: Values converted to float64 at a time (512 KiB), so that no second copy of a model is needed.
-BLOCK = 1 << 16
+JUDGED = 3  # uploads that a median can judge
+KEPT = 20  # norms of earlier uploads, for exchanges of fewer
+BLOCK = 1 << 16  # values converted to float64 at a time (512 KiB), so that no second copy of a model is needed
 
 
 class Defence(Settings):
-    """Settings of the defence: whether it is on, and its multiples of an exchange's medians.
+    """Settings of the defence: whether uploads are judged, and the multiples of an exchange's medians.
 
-    Parameters
-    ----------
-    enabled : bool
-        Whether uploads are judged.
-    quarantine, clip : float
-        Multiples of the median update norm beyond which an upload is lost, and to which a longer update is shortened.
-    weight : float
-        Multiple of the median number of examples that counts at most.
+    An upload beyond `quarantine` is lost, an update longer than `clip` shortened; `weight` is that of examples.
     """
 
     enabled: bool = False
@@ -58,20 +48,12 @@ class DefenceState:
     norms: list[float] = field(default_factory=list)
 
 
-class DefenceFilter:
+class DefenceFilter(Filter):
     """Judges the uploads of an exchange; models pass through unchanged."""
 
     def __init__(self, settings: Defence, start: Start) -> None:
         self.settings, self.parameters = settings, start.parameters
         self.state = DefenceState()
-
-    def down(self, round: Round, payloads: list[Payload]) -> list[Payload]:
-        """Return `payloads`."""
-        return payloads
-
-    def up(self, payload: Payload, upload: Upload) -> Upload:
-        """Return `upload`."""
-        return upload
 
     def judge(self, round: Round, uploads: list[Upload], payloads: Mapping[int, Payload]) -> Verdict:
         """Return the uploads that count, shortened where they are too long."""
@@ -100,9 +82,9 @@ class DefenceFilter:
         """Shorten the float arrays of extra groups in place of the list's elements; return how many uploads changed."""
         changed = set()
         for group in sorted({name for upload in uploads for name in upload.extras}):
-            own = [(i, norm(upload.extras[group], {}, upload.extras[group])) for i, upload in enumerate(uploads)]
-            limit = self.settings.quarantine * _median([value for _, value in own])
-            for i, value in own if len(own) >= JUDGED else ():
+            own = [norm(upload.extras[group], {}, upload.extras[group]) for upload in uploads]
+            limit = self.settings.quarantine * _median(own) if len(own) >= JUDGED else math.inf
+            for i, value in enumerate(own):
                 if value > limit:
                     extras = uploads[i].extras
                     shorter = scaled(extras[group], {}, extras[group], limit / value)
@@ -112,13 +94,10 @@ class DefenceFilter:
 
     def _examples(self, uploads: list[Upload]) -> int:
         """Cap the numbers of examples of the list's elements; return how many were capped."""
-        if not uploads:
-            return 0
         limit = max(1, int(self.settings.weight * _median([float(upload.num_examples) for upload in uploads])))
-        heavy = [i for i, upload in enumerate(uploads) if upload.num_examples > limit]
-        for i in heavy:
-            uploads[i] = replace(uploads[i], num_examples=limit)
-        return len(heavy)
+        heavy = sum(upload.num_examples > limit for upload in uploads)
+        uploads[:] = [replace(upload, num_examples=min(upload.num_examples, limit)) for upload in uploads]
+        return heavy
 
 
 def _median(values: list[float]) -> float:
@@ -130,15 +109,12 @@ def norm(arrays: Arrays, base: Mapping[str, Array], names: Collection[str]) -> f
     """Return the Euclidean norm of ``arrays - base`` over the float entries in `names`, summed in float64."""
     total = 0.0
     for name in names:
-        if name not in arrays or arrays[name].dtype.kind != "f":
-            continue
-        new = arrays[name].reshape(-1)
-        old = base[name].reshape(-1) if name in base else None
-        for start in range(0, len(new), BLOCK):
-            part = new[start : start + BLOCK].astype(np.float64)
-            if old is not None:
-                part -= old[start : start + BLOCK]
-            total += float(part @ part)
+        if name in arrays and arrays[name].dtype.kind == "f":
+            new, old = arrays[name].reshape(-1), base[name].reshape(-1) if name in base else None
+            for start in range(0, len(new), BLOCK):
+                part = new[start : start + BLOCK].astype(np.float64)
+                part -= 0.0 if old is None else old[start : start + BLOCK]
+                total += float(part @ part)
     return math.sqrt(total)
 
 
@@ -147,7 +123,6 @@ def scaled(arrays: Arrays, base: Mapping[str, Array], names: Collection[str], sh
     found = dict(arrays)
     for name in names:
         if name in arrays and arrays[name].dtype.kind == "f":
-            old = base[name] if name in base else np.zeros_like(arrays[name])
-            way = arrays[name].astype(np.float64) - old
-            found[name] = (old + share * way).astype(arrays[name].dtype)
+            old = base.get(name, np.zeros_like(arrays[name]))
+            found[name] = (old + share * (arrays[name].astype(np.float64) - old)).astype(arrays[name].dtype)
     return found

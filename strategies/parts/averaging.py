@@ -1,12 +1,15 @@
-"""Weighted mean of models, which nearly every method uses."""
+"""Averages of models and of rows of a pool, and which rounds they are over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 import numpy as np
+from pydantic import Field
 
-from fedcross.strategies.pool.pool import Arrays, mixed_integers
+from fedcross.core.settings import Settings
+from fedcross.strategies.pool.pool import Array, Arrays, Pool, mixed_integers
 
 
 def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
@@ -15,12 +18,7 @@ def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     Floating entries keep their dtype. Integer entries (batch-normalisation counters) are averaged in float64 as
     :func:`strategies.pool.pool.mixed_integers` says.
 
-    Parameters
-    ----------
-    models : sequence of Arrays
-        At least one model; all with the same names, shapes and dtypes.
-    weights : sequence of float
-        One weight of 0 or more per model, not all zero.
+    There is one model at least, all with the same names, shapes and dtypes, and one weight of 0 or more for each.
     """
     total = float(sum(weights))
     shares = [w / total for w in weights]
@@ -35,3 +33,76 @@ def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
             values = np.stack([model[name] for model in models]).reshape(len(models), -1)
             mean[name] = mixed_integers(values, np.array([shares])).reshape(first.shape)
     return mean
+
+
+def move(mean: Arrays, start: Arrays, step: float, names: Iterable[str]) -> None:
+    """Set ``mean = start + step (mean - start)`` for these entries; at step 1 they stay to the bit."""
+    for name in names if step != 1 else ():
+        way = np.multiply(np.subtract(mean[name], start[name]), step)
+        mean[name] = np.asarray(np.add(start[name], way), dtype=start[name].dtype)
+
+
+def effective_steps(steps: int, momentum: float) -> float:
+    """Return how many plain steps `steps` steps with `momentum` are worth, for a constant gradient (SCAFFOLD, FedNova).
+
+    Step s moves the model by ``lr sum_{i<=s} momentum^(s-i) g_i``, so g_i enters the whole way with weight
+    ``(1 - momentum^(steps-i+1)) / (1 - momentum)``. The weights add up to
+    ``(steps - momentum (1 - momentum^steps) / (1 - momentum)) / (1 - momentum)``.
+    """
+    tail = momentum * (1 - momentum**steps) / (1 - momentum)
+    return (steps - tail) / (1 - momentum)
+
+
+def first_late(rounds: int, start: float) -> int:
+    """Return the number, from 1, of the first round after a share `start` of all planned `rounds` (SWA, IMA).
+
+    `start` is taken as it is written: .29 of 100 rounds are 29, while the float's product is a little less.
+    """
+    return int(Fraction(str(start)) * rounds) + 1
+
+
+class Swa(Settings):
+    """Settings of stochastic weight averaging on the server.
+
+    It begins after a share `start` of the planned rounds; one global model in c = `cycle` rounds joins the average.
+    With c > 1 the clients' learning rate is cyclic and falls to `lr` within each cycle.
+    """
+
+    start: float = Field(0.75, ge=0, le=1)
+    cycle: int = Field(10, ge=1)
+    lr: float = Field(1e-4, gt=0)
+
+    def collects(self, number: int, rounds: int) -> bool:
+        """Return whether the global model of round `number` joins the average."""
+        late = number - first_late(rounds, self.start)
+        return late > 0 and late % self.cycle == 0
+
+    def rate(self, lr: float, number: int, rounds: int) -> float:
+        """Return the learning rate of round `number` where it would be `lr` without averaging.
+
+        ``(1 - t) lr + t self.lr`` with ``t = (i mod c + 1)/c``, i the round counted from 0.
+        """
+        if self.cycle == 1 or number < first_late(rounds, self.start):
+            return lr
+        t = ((number - 1) % self.cycle + 1) / self.cycle
+        return (1 - t) * lr + t * self.lr
+
+
+def approach(average: Array, mean: Array, share: float) -> None:
+    """Move `average` (d,) by `share` of its way towards `mean` (d,), in place."""
+    average += (mean - average) * average.dtype.type(share)
+
+
+def shrink(pool: Pool, columns: slice, share: float) -> None:
+    """Multiply `columns` of all rows by ``1 - share``, rounded to the rows' dtype, in place."""
+    pool.rows[:, columns] *= pool.rows.dtype.type(1 - share)
+
+
+def squared_distance(one: Array, other: Array) -> float:
+    """Return ``||one - other||^2``; in float64 where it is too large for the arrays' dtype."""
+    import torch
+
+    way = torch.from_numpy(np.subtract(one, other).reshape(-1))
+    if np.isfinite(found := float(torch.dot(way, way))):
+        return found
+    return float(np.square(np.subtract(one, other, dtype=np.float64)).sum())

@@ -3,7 +3,6 @@
 A round has 1 + N_e exchanges. Exchange 0 is FedAvg's: each client trains the global model on its own data (phase I); it
 is the *home* of the model that comes out. In exchanges 1 to N_e the server sends each model to another client, its
 *host*, which trains it further (phases II and III). At the end of the round the server averages the models (phase IV).
-The method decides which client is the host of which model; this module holds what all such methods share.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Learner:
 
 
 def average(prototypes: list[Prototypes]) -> Prototypes:
-    """Return each class's unweighted mean over the clients that hold it (FedCT Eq. 2); others count as absent."""
+    """Return each class's unweighted mean over the clients that hold it (FedCT Eq. 2)."""
     holders = np.sum([p.present for p in prototypes], axis=0)
     total = np.sum([np.where(p.present[:, None], p.vectors, 0) for p in prototypes], axis=0, dtype=np.float64)
     vectors = (total / np.maximum(holders, 1)[:, None]).astype(prototypes[0].vectors.dtype)
@@ -74,19 +73,14 @@ def average(prototypes: list[Prototypes]) -> Prototypes:
 
 def fuse(overall: Prototypes, local: Prototypes, share: float) -> Prototypes:
     """Return ``share U_g + (1 - share) U_l`` per class; a class that only one of the two has comes from that one."""
-    both = (overall.present & local.present)[:, None]
-    one = np.where(local.present[:, None], local.vectors, overall.vectors)
-    mixed = np.where(both, share * overall.vectors + (1 - share) * local.vectors, one)
-    present = overall.present | local.present
-    vectors = np.where(present[:, None], mixed, 0).astype(local.vectors.dtype)
-    return Prototypes(vectors, present)
+    here, there = local.present[:, None], overall.present[:, None]
+    mixed = share * overall.vectors + (1 - share) * local.vectors
+    found = np.where(here & there, mixed, np.where(here, local.vectors, np.where(there, overall.vectors, 0)))
+    return Prototypes(found.astype(local.vectors.dtype), overall.present | local.present)
 
 
 class CrossTrainingParams(Settings):
-    """Number N_e of exchanges after phase I, epochs and learning rate at a host, and whose examples weight a model.
-
-    ``host_lr`` is this project's: the papers train at a host as at home. It decays as ``train.lr`` does.
-    """
+    """Settings. The papers train at a host as at home; ``host_lr`` is this project's and decays as ``train.lr``."""
 
     exchanges: int = Field(1, ge=1, description="N_e, how often each model is sent to another client in a round")
     host_epochs: int | None = Field(None, ge=1, description="local epochs at a host; train.epochs if unset")
@@ -99,7 +93,6 @@ class CrossTrainingParams(Settings):
         return False
 
 
-#: The parameters of one of these methods.
 X = TypeVar("X", bound=CrossTrainingParams, default=CrossTrainingParams)
 
 
@@ -111,10 +104,7 @@ class CrossObjective(Objective[X]):
         self.sends = self.needs = frozenset({GROUP}) if params.uses_prototypes else frozenset()
 
     def prepare(self, visit: Visit) -> Prepared:
-        """Return an empty dictionary at home; at a host a marker, and the prototypes if the server sent them.
-
-        Keys: ``host`` (); ``vectors`` (classes, embedding) and ``present`` (classes,).
-        """
+        """Return nothing at home; at a host ``host`` (), and the ``vectors`` and ``present`` that the server sent."""
         if visit.exchange == 0:
             return {}
         group = as_tensors(dict(visit.extras.get(GROUP, {})), visit.y)
@@ -145,15 +135,12 @@ class CrossTraining(SingleModel[X, CrossState]):
     State: the global model between rounds; within a round also its models. Wire per participant: N_e + 1 models down
     and N_e + 1 up, and prototypes where the method uses them.
 
-    Decisions where the papers are silent: only clients whose phase I upload was accepted take part in the exchanges. A
-    model's weight in the mean is n_k of its home; with ``weight=host`` it is n_k of its last host, which matters at
-    strong skew. If a host fails, its model keeps its last accepted weights, client and prototypes, and still counts in
-    the mean. With fewer than two models nothing is exchanged; with two, the models swap clients.
+    Where the papers are silent: only clients whose phase I upload was accepted take part in the exchanges. A model's
+    weight in the mean is n_k of its home or, with ``weight=host``, of its last host. If a host fails, its model stays
+    what it was and still counts in the mean. With fewer than two models nothing is exchanged.
     """
 
     Objective = CrossObjective
-
-    # ---- what a method may change ----------------------------------------------------------------------------
 
     def route(self, state: CrossState, round: Round) -> dict[int, int]:
         """Return each model's next host, slot -> client: a random permutation in which every model moves."""
@@ -164,8 +151,6 @@ class CrossTraining(SingleModel[X, CrossState]):
     def guidance(self, state: CrossState, slot: int) -> dict[str, Arrays]:
         """Return the extra arrays that the server sends with model `slot`."""
         return {}
-
-    # ---- the round -------------------------------------------------------------------------------------------
 
     def exchanges(self, clients_per_round: int) -> int:
         """Return 1 + N_e; 1 where a round has one client."""
@@ -180,9 +165,10 @@ class CrossTraining(SingleModel[X, CrossState]):
 
     def dispatch(self, state: CrossState, round: Round) -> list[Task]:
         """Send the global model to all clients in exchange 0, later each model to its next host."""
-        config = self._config(round)
+        config: dict[str, Scalar] = {}
         returns: dict[str, Spec] = {}
-        if config.get(GROUP):
+        if self.params.uses_prototypes and round.exchange + 1 < self.exchanges(round.clients_per_round):
+            config[GROUP] = True
             returns = {GROUP: {"vectors": (state.shape, state.dtype), "present": (state.shape[:1], "bool")}}
         if round.exchange == 0:
             state.learners, state.latest = {}, {}
@@ -192,7 +178,8 @@ class CrossTraining(SingleModel[X, CrossState]):
             ]
         if len(state.learners) < 2:
             return []
-        hosts = self.route(state, round)
+        hosts, at_host = self.route(state, round), {"epochs": self.params.host_epochs, "lr": self.params.host_lr}
+        config |= {name: value for name, value in at_host.items() if value is not None}
         return [
             Task(hosts[slot], slot, learner.arrays, self.guidance(state, slot), config, returns=returns, fixed=True)
             for slot, learner in sorted(state.learners.items())
@@ -221,21 +208,11 @@ class CrossTraining(SingleModel[X, CrossState]):
         return {}
 
     def places(self, state: CrossState, round: Round) -> tuple[list[int], list[int], NDArray[np.bool_]]:
-        """Return the slots of the models, the participating clients (as many), and each model's present client.
-
-        The last is a bool array (models, clients), True where the model was trained last.
-        """
+        """Return the slots of the models, their homes, and where each was trained last, bool (models, clients)."""
         slots = sorted(state.learners)
         clients = [round.clients[slot] for slot in slots]
-        stay = np.array([[state.learners[slot].client == client for client in clients] for slot in slots], dtype=bool)
-        return slots, clients, stay
-
-    def _config(self, round: Round) -> dict[str, Scalar]:
-        config: dict[str, Scalar] = {}
-        if self.params.uses_prototypes and round.exchange + 1 < self.exchanges(round.clients_per_round):
-            config[GROUP] = True
-        if round.exchange and self.params.host_epochs is not None:
-            config["epochs"] = self.params.host_epochs
-        if round.exchange and self.params.host_lr is not None:
-            config["lr"] = self.params.host_lr
-        return config
+        return (
+            slots,
+            clients,
+            np.array([[state.learners[slot].client == client for client in clients] for slot in slots]),
+        )

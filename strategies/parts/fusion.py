@@ -11,8 +11,7 @@ from torch import Tensor, nn
 class Concatenate(nn.Conv2d):
     """Operator ``conv``: ``W [E_l(x) ; E_g(x)] + b``, a 1x1 convolution from 2C to C channels (Eq. 1 of the paper).
 
-    Weights: 2C * C + C, 8,256 for C = 64. PyTorch's default initial values. The code joins (local, global), the paper's
-    figure (global, local): the same family of functions.
+    Weights: 2C * C + C, 8,256 for C = 64. The paper's figure joins (global, local): the same family of functions.
     """
 
     def __init__(self, channels: int) -> None:
@@ -26,12 +25,8 @@ class Concatenate(nn.Conv2d):
 class Blend(nn.Module):
     """Operators ``multi`` and ``single``: ``lambda E_g(x) + (1 - lambda) E_l(x)`` (Eq. 2 and 3).
 
-    lambda starts at 0, has no bounds and is decayed as any weight. At 0 the result is E_l(x) to the bit.
-
-    Parameters
-    ----------
-    shares : int
-        C, one lambda per channel (``multi``), or 1 (``single``).
+    One lambda per channel (``multi``), or one (``single``): `shares` is their number. lambda starts at 0, has no bounds
+    and is decayed as any weight. At 0 the result is E_l(x) to the bit.
     """
 
     def __init__(self, shares: int) -> None:
@@ -50,14 +45,7 @@ def operator(name: str, channels: int) -> nn.Module:
 
 
 class FusedFeatures(nn.Module):
-    """A model's features with a fusion operator behind the extractor; the other parts keep their names.
-
-    Parameters
-    ----------
-    features : Module
-        Children in order, the first called ``extractor``.
-    fusion : Module
-        ``(local, reference) -> fused``.
+    """A model's features with a fusion operator behind the first part, the ``extractor``; parts keep their names.
 
     Only the network that the server evaluates has the frozen extractor E_g (``reference``); a client copies it from the
     extractor that it received.
@@ -72,10 +60,9 @@ class FusedFeatures(nn.Module):
         self.reference: nn.Module | None = None
 
     def forward(self, x: Tensor, reference: Tensor | None = None) -> Tensor:
-        """Return embeddings (batch, embedding) of inputs `x`.
+        """Return embeddings (batch, embedding) of inputs `x`; `reference` is E_g(x), (batch, C, height, width).
 
-        `reference` is E_g(x), (batch, C, height, width). Without it E_g is ``reference`` where this network has one,
-        else the extractor itself.
+        Without it E_g is this network's ``reference``, or the extractor itself.
         """
         local = self.get_submodule("extractor")(x)
         if reference is None:

@@ -8,13 +8,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedcross.core.randomness import stream
-from fedcross.strategies.parts.objective import Tensors, as_tensors
+from fedcross.strategies.objective import Tensors, as_tensors
 from fedcross.strategies.wire.records import Arrays
 
 #: Parameters that Adam updates; the server also sends the running statistics of the batch normalisation.
 TRAINED = ("hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "latent.weight", "latent.bias")
 STATISTICS = ("norm.mean", "norm.variance")
 EPSILON = 1e-5  # of the batch normalisation, PyTorch's default
+RATES = (0.9, 0.999)  # of Adam's moments
+ADAM_EPSILON = 1e-8
 FORGET = 0.1  # weight of a new batch in the running statistics, PyTorch's default
 
 
@@ -41,8 +43,7 @@ def create(noise: int, classes: int, hidden: int, embedding: int, seed: int) -> 
 def generate(generator: Tensors, noise: Tensor, labels: Tensor, train: bool) -> Tensor:
     """Return embeddings (b, embedding) of `noise` (b, noise) and one-hot `labels` (b, classes).
 
-    In training mode the batch's own statistics normalise, and the running ones are replaced in the dictionary (biased
-    variance for normalising, unbiased for running, as PyTorch).
+    In training mode the batch's own statistics normalise, and the running ones are replaced in the dictionary.
     """
     hidden = functional.linear(torch.cat([noise, labels], 1), generator["hidden.weight"], generator["hidden.bias"])
     if train:
@@ -59,13 +60,8 @@ def generate(generator: Tensors, noise: Tensor, labels: Tensor, train: bool) -> 
 def teacher_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor, shares: Tensor) -> Tensor:
     """Return ``mean_b sum_k shares[y_b, k] CE(weight_k z_b + bias_k, y_b)``.
 
-    Parameters
-    ----------
-    z : Tensor, shape (b, embedding)
-    y : Tensor of int64, shape (b,)
-    weight, bias : Tensor, shapes (k, classes, embedding) and (k, classes)
-        The clients' heads.
-    shares : Tensor, shape (classes, k)
+    `z` (b, embedding), `y` (b,); the clients' heads `weight` (k, classes, embedding) and `bias` (k, classes); `shares`
+    (classes, k).
     """
     scores = torch.einsum("be,kce->bkc", z, weight) + bias
     logs = functional.log_softmax(scores, 2)
@@ -86,3 +82,19 @@ def diversity_loss(noise: Tensor, z: Tensor) -> Tensor:
 def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
     """Return one-hot rows (b, classes) of `y` (b,), also under vmap, in the dtype of `like`."""
     return (y[:, None] == torch.arange(classes, device=y.device)).to(like.dtype)
+
+
+def adam(weights: Tensors, slopes: Tensors, moments: Tensors, number: int, lr: float, decay: float) -> None:
+    """Take step `number`, from 1, of Adam (Kingma and Ba 2015) with L2 in the gradient, as ``torch.optim.Adam``.
+
+    `weights` get new tensors. `moments` hold ``first.NAME`` and ``second.NAME``; missing ones are 0. PyTorch's own Adam
+    imports its compiler, which takes seconds.
+    """
+    for name, slope in slopes.items():
+        weight = weights[name].detach()
+        gradient = slope + decay * weight
+        first, second = (moments.setdefault(f"{m}.{name}", torch.zeros_like(weight)) for m in ("first", "second"))
+        first.lerp_(gradient, 1 - RATES[0])
+        second.mul_(RATES[1]).addcmul_(gradient, gradient, value=1 - RATES[1])
+        size = (second / (1 - RATES[1] ** number)).sqrt_().add_(ADAM_EPSILON)
+        weights[name] = weight - (lr / (1 - RATES[0] ** number)) * (first / size)

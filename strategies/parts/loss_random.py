@@ -1,8 +1,7 @@
 """Random numbers inside a loss: pure functions of a key, a step and a position, also under ``torch.func.vmap``.
 
-A generator object would be hidden state, which neither ``vmap`` nor a resumed run can carry. The key is a tensor that
-an objective makes once per visit, ``torch.tensor(tasks.randomness.key(...))``; the step is ``Batch.step``. The mixing
-function is SplitMix64 (Steele, Lea and Flood 2014), as for the dropout masks.
+The key is a tensor that an objective makes once per visit, ``torch.tensor(tasks.randomness.key(...))``; the step is
+``Batch.step``. The mixing function is SplitMix64 (Steele, Lea and Flood 2014), as for the dropout masks.
 """
 
 from __future__ import annotations
@@ -37,20 +36,10 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def uniform(key: Tensor, step: int | Tensor, purpose: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return independent uniform numbers in [0, 1).
+    """Return independent uniform numbers in [0, 1), multiples of 2^-24 whatever the `dtype`.
 
-    Parameters
-    ----------
-    key : Tensor of int64, shape ()
-        Identity of the visit.
-    step : int or Tensor of int64, shape ()
-        The step within the visit, from 0; both kinds give the same numbers.
-    purpose : int
-        Number that distinguishes several draws within one step.
-    shape : tuple of int
-        Shape of the result. Leading rows do not depend on how many rows follow.
-    dtype : torch.dtype
-        Floating point type of the result; the values are multiples of 2^-24 in all of them.
+    `key`, int64 (), is the identity of the visit, `step` its step from 0; `purpose` distinguishes several draws within
+    one step. Leading rows of `shape` do not depend on how many rows follow.
     """
     counter = (step + 1) * _GOLDEN  # a tensor's product is modulo 2^64 already
     start = _mix(
@@ -79,11 +68,7 @@ def categorical(key: Tensor, step: int | Tensor, purpose: int, count: int, weigh
 
 
 def _sums(weights: Tensor) -> Tensor:
-    """Return the sum of each element and those before it, shape (classes,).
-
-    A GPU's ``cumsum`` sums pieces in parallel: it may fall, or rise where a weight is 0, and has no algorithm that
-    repeats itself. There each sum is one of its own, over the same number of elements.
-    """
+    """Return the sum of each element and those before it (classes,). A GPU's ``cumsum`` may fall and not repeat."""
     if weights.device.type == "cpu":
         return torch.cumsum(weights, 0)
     return weights.expand(len(weights), -1).tril().sum(1)

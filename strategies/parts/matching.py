@@ -1,7 +1,7 @@
 """Assigns each model its next client from a matrix of costs: minimum-cost assignment, greedy, literal, random.
 
-Rows are models, columns are clients; ``costs[i, j]`` is the cost of training model i at client j. ``stay[i, j]`` marks
-the client that trained model i last. Every model moves to another client wherever that is possible.
+Rows are models, columns are clients: ``costs[i, j]``, finite, is the cost of training model i at client j. ``stay[i,
+j]`` marks the client that trained model i last. Every model moves to another client wherever that is possible.
 """
 
 from __future__ import annotations
@@ -23,13 +23,6 @@ def assignment(costs: Costs, stay: Stay) -> Hosts:
     """Return the column of each row in the permutation of least total cost.
 
     A model that stays costs more than all models that move together, so one stays only if no permutation moves all.
-
-    Parameters
-    ----------
-    costs : array (n, n)
-        Finite.
-    stay : bool array (n, n)
-        True at the client that trained the model last.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -41,16 +34,14 @@ def greedy(costs: Costs, stay: Stay) -> Hosts:
 
     A row skips a column if the last row would then have to stay at its client. Of equal costs the lower column wins.
     """
-    n = len(costs)
-    dear = _penalised(costs, stay)
-    free = list(range(n))
-    hosts = np.empty(n, dtype=np.int64)
-    for row in range(n):
-        ordered = sorted(free, key=lambda column: (dear[row, column], column))
-        good = [column for column in ordered if not _strands_last(row, column, free, stay)]
-        hosts[row] = (good or ordered)[0]
-        free.remove(int(hosts[row]))
-    return hosts
+    penalised, free, hosts = _penalised(costs, stay), list(range(len(costs))), list[int]()
+    for row in range(len(costs)):
+        ordered = sorted(free, key=lambda column: (penalised[row, column], column))
+        if len(free) == 2 and stay[row + 1, ordered[1]]:
+            ordered.sort(key=lambda column: bool(stay[row + 1, sum(free) - column]))  # the last gets the other
+        hosts.append(ordered[0])
+        free.remove(ordered[0])
+    return np.array(hosts, np.int64)
 
 
 def literal(costs: Costs, stay: Stay) -> Hosts:
@@ -60,17 +51,14 @@ def literal(costs: Costs, stay: Stay) -> Hosts:
 
 def random(stay: Stay, generator: np.random.Generator) -> Hosts:
     """Return a uniform draw among the permutations in which no model stays (derangements, if all models are apart)."""
-    n = len(stay)
-    rows = np.arange(n)
-    best, fewest = rows, n + 1
+    rows, best = np.arange(len(stay)), None
     for _ in range(TRIES):
-        drawn = generator.permutation(n)
-        staying = int(stay[rows, drawn].sum())
-        if staying < fewest:
-            best, fewest = drawn, staying
-        if fewest == 0:
+        drawn = generator.permutation(len(stay))
+        if best is None or stay[rows, drawn].sum() < stay[rows, best].sum():
+            best = drawn
+        if not stay[rows, best].any():
             break
-    return best.astype(np.int64)
+    return np.asarray(best, np.int64)
 
 
 MATCHINGS: dict[str, Callable[[Costs, Stay], Hosts]] = {"assignment": assignment, "greedy": greedy, "literal": literal}
@@ -81,14 +69,8 @@ def consistency(
 ) -> float:
     """Return v_ij = CE(H_i(U_j), Y_j): how well classifier i recognises the prototypes of client j, in nats.
 
-    Parameters
-    ----------
-    weight, bias : arrays (classes, embedding) and (classes,)
-        The linear classifier H_i.
-    vectors : array (classes, embedding)
-        Prototypes U_j, one per class.
-    present : bool array (classes,)
-        Classes that client j holds; the mean is over these. Without any it is 0.
+    H_i has `weight` (classes, embedding) and perhaps `bias` (classes,); `vectors` (classes, embedding) are U_j. The
+    mean is over the classes that client j holds, `present` (classes,); 0 without any.
     """
     held = np.flatnonzero(present)
     if held.size == 0:
@@ -103,11 +85,3 @@ def consistency(
 
 def _penalised(costs: Costs, stay: Stay) -> Costs:
     return np.where(stay, 1.0 + 2.0 * np.abs(costs).sum() + np.abs(costs), costs)
-
-
-def _strands_last(row: int, column: int, free: list[int], stay: Stay) -> bool:
-    """Return whether the last row would have to stay at its client if `row` took `column`."""
-    if len(free) != 2:
-        return False
-    rest = free[0] if free[1] == column else free[1]
-    return bool(stay[row + 1, rest])

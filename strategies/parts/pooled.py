@@ -1,4 +1,4 @@
-"""Base of methods with one model per slot: slot i goes to the i-th drawn client, the server recombines the uploads."""
+"""Bases of methods with one model per slot, K = ``clients_per_round`` slots: by rounds, or upload by upload."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+import numpy as np
 from flwr.common.logger import log
+from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import TypeVar
 
@@ -16,25 +18,29 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
 from fedcross.strategies.method import Evaluation, Method, Round, Start, Task, Upload
+from fedcross.strategies.objective import Objective
 from fedcross.strategies.parts.corners import WidthPool
-from fedcross.strategies.parts.widths import Widths, deal_slots, trainable_slots
-from fedcross.strategies.pool.pool import Arrays, Layout, Pool, Storage, diagnostics
+from fedcross.strategies.parts.widths import Nested, deal
+from fedcross.strategies.pool.mixing import Mixing, diagnostics
+from fedcross.strategies.pool.pool import Array, Arrays, Layout, Pool, Storage
 from fedcross.tasks.models.width import FULL, Corners, Width
 
 
 class PooledParams(Settings):
     """Settings of every method with a pool.
 
-    Parameters
-    ----------
-    diagnostics_every : int
-        Rounds between measurements of ``pool_similarity_mean`` and ``pool_spread`` of the pool; 0 for never.
-    storage : Storage
-        When the pool is kept in a memory-mapped file, and where that file lies.
+    ``pool_similarity_mean`` and ``pool_spread`` are measured every `diagnostics_every` rounds, 0 for never; `storage`
+    says when and where the pool is kept in a memory-mapped file.
     """
 
     diagnostics_every: int = Field(1, ge=0)
     storage: Storage = Storage()
+
+    def measured(self, pool: Pool, number: int) -> dict[str, float]:
+        """Return how similar the models are in their parameters, if that is due in round `number`."""
+        if not self.diagnostics_every or number % self.diagnostics_every:
+            return {}
+        return diagnostics(pool.gram(columns=pool.layout.columns("parameters")))
 
 
 @dataclass
@@ -54,13 +60,16 @@ class Slots(Method[Q, S]):
     """Base of methods with one model per slot, K = ``clients_per_round`` slots.
 
     All slots start as copies of one initial model. The global model is their uniform mean. If fewer than K clients are
-    connected, the least recently trained slots are sent.
-
-    With ``params.widths`` slots have widths. A slot then goes only to a device that can hold it: drawn clients that
-    are idle are replaced by others that can, and a slot without a device waits and comes first in the next round.
+    connected, the least recently trained slots are sent. With ``params.widths`` a slot goes only to a device that can
+    hold it: idle clients are replaced by others, and a slot without a device waits and comes first in the next round.
     """
 
     may_change = frozenset({"method.diagnostics_every", "method.storage"})
+
+    def objective(self) -> Objective:
+        """Return what clients minimise; with ``nested``, of the narrower widths too."""
+        params: Any = self.params
+        return Nested(params) if getattr(params, "nested", False) else super().objective()
 
     def init(self, start: Start) -> S:
         """Return a pool of copies of the initial model."""
@@ -69,20 +78,19 @@ class Slots(Method[Q, S]):
 
     def pool_of(self, start: Start, k: int) -> Pool:
         """Return a pool of k copies of the initial model, each of its slot's width."""
-        layout, widths = Layout.of(start.arrays, start.parameters), self.slot_widths(k)
-        if not widths:
-            pool = Pool(layout, k, self.params.storage)
-        elif start.corners is None:
+        layout, widths, storage = Layout.of(start.arrays, start.parameters), self.slot_widths(k), self.params.storage
+        if widths and start.corners is None:
             raise ConfigError(f"{type(self).__name__}: method.widths needs the network; use the command fedcross.")
-        else:
-            pool = WidthPool(layout, widths, start.corners, self.params.storage)
+        pool = (
+            WidthPool(layout, widths, start.corners, storage) if start.corners and widths else Pool(layout, k, storage)
+        )
         pool.fill(start.arrays)
         return pool
 
     def slot_widths(self, k: int) -> list[Width]:
         """Return the width of each of k slots, the widest first; empty if all are full."""
         params: Any = self.params
-        return params.slots(k) if isinstance(params, Widths) and params.widths else []
+        return params.slots(k) if getattr(params, "widths", ()) else []
 
     def widths(self, corners: Corners | None = None) -> list[Width]:
         """Return the widths of the pool's models, the widest first; empty if all are full."""
@@ -108,19 +116,11 @@ class Slots(Method[Q, S]):
 
     def dispatch(self, state: S, round: Round) -> list[Task]:
         """Send the least recently trained slots, in the order of the slots, to the clients in the order of the draw."""
-        pool, widths = state.pool, [FULL] * len(state.pool)
-        if isinstance(pool, WidthPool):
-            dealt, widths = _deal(state, round, round.clients), list(pool.widths)
-        else:
-            dealt = dict(zip(sorted(state.queue[: len(round.clients)]), round.clients))
+        pool, dealt = state.pool, _deal(state, round, round.clients)
+        widths = pool.widths if isinstance(pool, WidthPool) else [FULL] * len(pool)
         state.waiting = min(len(round.clients), len(pool)) - len(dealt)
         if state.waiting:
-            log(
-                WARNING,
-                "fedcross: round %s: %s slots wait for a device that can hold them",
-                round.number,
-                state.waiting,
-            )
+            log(WARNING, "fedcross: round %s: %s slots wait for a fitting device", round.number, state.waiting)
         return [Task(dealt[slot], slot, pool.model(slot), width=widths[slot]) for slot in state.queue if slot in dealt]
 
     def global_model(self, state: S) -> Arrays:
@@ -143,10 +143,7 @@ class Pooled(Slots[Q, S]):
         if not (members := write(state, uploads)):
             return metrics
         self.recombine(state, round, members)
-        every = self.params.diagnostics_every
-        if not every or round.number % every:
-            return metrics
-        return metrics | diagnostics(state.pool.gram(columns=state.pool.layout.columns("parameters")))
+        return metrics | self.params.measured(state.pool, round.number)
 
     @abstractmethod
     def recombine(self, state: S, round: Round, members: list[int]) -> None:
@@ -158,14 +155,80 @@ def write(state: PoolState, uploads: list[Upload]) -> list[int]:
     for upload in uploads:
         state.pool.write(upload.slot, upload.arrays)
     members = [upload.slot for upload in uploads]
-    trained = set(members)
-    state.queue.sort(key=lambda slot: slot in trained)  # stable: the longest waiting slots stay in front
+    state.queue.sort(key=lambda slot: slot in members)  # stable: the longest waiting slots stay in front
     return members
 
 
 def _deal(state: PoolState, round: Round, clients: Sequence[int]) -> dict[int, int]:
     """Return slot -> client for these clients, by slot; only a device that can hold a slot gets it."""
-    pool: Any = state.pool
-    budgets = {client: round.budget(client) for client in clients}
-    slots = trainable_slots(state.queue, pool.widths, list(budgets.values()))
-    return deal_slots(slots, pool.widths, clients, budgets)
+    if not isinstance(state.pool, WidthPool):
+        return dict(zip(sorted(state.queue[: len(clients)]), clients))
+    return deal(state.queue, state.pool.widths, {client: round.budget(client) for client in clients})
+
+
+@dataclass
+class AsyncPoolState:
+    """What each slot sent last or sends next, the last upload of each, and how many each has had."""
+
+    pool: Pool
+    uploads: Pool
+    versions: list[int]
+
+
+B = TypeVar("B", bound=AsyncPoolState, default=Any)
+
+
+class AsyncPool(Method[Q, B]):
+    """Base of asynchronous methods with one model per slot, K = ``clients_per_round`` slots.
+
+    A method defines :meth:`mixing`. All slots start as copies of one initial model; the global model is their mean.
+    """
+
+    State: ClassVar[type[AsyncPoolState]] = AsyncPoolState
+    asynchronous = True
+    may_change = Slots.may_change
+
+    def init(self, start: Start) -> B:
+        """Fill both pools with copies of the initial model."""
+        layout, k = Layout.of(start.arrays, start.parameters), start.clients_per_round
+        pools = [Pool(layout, k, self.params.storage) for _ in range(2)]
+        for pool in pools:
+            pool.fill(start.arrays)
+        return cast("B", self.State(pools[0], pools[1], [0] * k))
+
+    @abstractmethod
+    def mixing(self, state: B, round: Round, slots: list[int]) -> Mixing:
+        """Return how the models that `slots` send next are mixed from the uploads."""
+
+    def dispatch(self, state: B, round: Round) -> list[Task]:
+        """Send each free slot's row of the pool."""
+        return [Task(client, slot, state.pool.model(slot)) for slot, client in zip(round.slots, round.clients)]
+
+    def aggregate(self, state: B, round: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Write all uploads of the group, then mix all of their slots at once; measure the pool at a round's end."""
+        for upload in uploads:
+            state.uploads.write(upload.slot, upload.arrays)
+            state.versions[upload.slot] += 1
+        if slots := [upload.slot for upload in uploads]:
+            rows, integers = mixed(state.uploads, self.mixing(state, round, slots), slots)
+            state.pool.rows[slots], state.pool.integers[slots] = rows, integers
+        if not round.last:
+            return {}
+        spread = {"version_spread": float(max(state.versions) - min(state.versions))}
+        return spread | self.params.measured(state.pool, round.number)
+
+    def global_model(self, state: B) -> Arrays:
+        """Return the uniform mean of the pool."""
+        return state.pool.mean()
+
+
+def mixed(pool: Pool, mixing: Mixing, slots: Sequence[int]) -> tuple[Array, NDArray[np.int64]]:
+    """Return float rows (n, d) and integer rows (n, i) of ``M @ pool`` for n `slots`; `pool` stays as it is."""
+    needed = sorted({*slots, *(source for slot in slots for source in mixing.rows[slot])})
+    place = {slot: i for i, slot in enumerate(needed)}
+    part = Pool(pool.layout, len(needed), pool.storage)
+    part.rows[...], part.integers[...] = pool.rows[needed], pool.integers[needed]
+    rows = ({place[j]: w for j, w in mixing.rows[i].items()} if i in slots else {place[i]: 1.0} for i in needed)
+    part.mix(Mixing(tuple(rows)))
+    own = [place[slot] for slot in slots]
+    return part.rows[own], part.integers[own]

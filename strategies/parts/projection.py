@@ -17,11 +17,8 @@ from fedcross.tasks.models._split import Split
 class Projected(Settings):
     """Settings of a projection head: `projection` adds one, ``embedding -> hidden -> width`` with one ReLU.
 
-    Without it the method contrasts the model's own embeddings, and its network is the same as that of other methods.
-
     The codes of MOON's and FedProc's authors (``model.py`` of QinbinLi/MOON and MuXutong/FedProc) make the first layer
-    as wide as its input, which is ``hidden=null``. For ResNet-18 (512) that is the default here; LeNet-5 has 84-84-256
-    there and 84-512-256 here: 92,626 weights with head and new classifier (10 classes) in place of 238,574.
+    as wide as its input, which is ``hidden=null``: LeNet-5 has 84-84-256 there and 84-512-256 here.
     """
 
     projection: bool = Field(True, description="put a projection head before the classifier")
@@ -42,18 +39,20 @@ def project(model: nn.Module, params: Projected, method: str, unit: bool = False
 
     The head is part of ``features``, so "embedding" means the projected one everywhere. Weights added to a model with
     e features and c classes: ``e*hidden + hidden + hidden*width + width``; the classifier becomes ``width*c + c``.
-    With `unit` the features end in unit vectors, with or without a head, and the classifier reads these. `method` is
-    whose head it is, for the error.
-
-    Raises
-    ------
-    ConfigError
-        If the network changes and the model does not say how wide its embedding and its scores are.
+    With `unit` the features end in unit vectors, with or without a head, and the classifier reads these. A ConfigError
+    names `method` if the network changes and does not say how wide its embedding and its scores are.
     """
     old = cast(Any, model)
     parts, classifier = OrderedDict(encoder=old.features), old.classifier
-    if params.projection or unit:
-        _check(model, method)
+    known = isinstance(getattr(old, "embedding", None), int) and isinstance(
+        getattr(old.classifier, "out_features", None), int
+    )
+    if (params.projection or unit) and not known:
+        raise ConfigError(
+            f"method {method}: its projection head needs a model with an attribute embedding, its features' width, "
+            f"and an nn.Linear as classifier; {type(model).__name__} has a {type(old.classifier).__name__}. Choose "
+            "another model, or write it as docs/own-model.md shows; with method.projection=false MOON takes any."
+        )
     if params.projection:
         hidden = old.embedding if params.hidden is None else params.hidden
         parts["head"] = nn.Sequential(nn.Linear(old.embedding, hidden), nn.ReLU(), nn.Linear(hidden, params.width))
@@ -61,18 +60,3 @@ def project(model: nn.Module, params: Projected, method: str, unit: bool = False
     if unit:
         parts["unit"] = Unit()
     return Split(nn.Sequential(parts), classifier) if len(parts) > 1 else model
-
-
-def _check(model: nn.Module, method: str) -> None:
-    """Raise a ConfigError unless the widths of the model's embedding and of its classifier are known."""
-    classifier, lacks = model.get_submodule("classifier"), []
-    if not all(isinstance(getattr(classifier, name, None), int) for name in ("in_features", "out_features")):
-        lacks.append(f"as classifier a {type(classifier).__name__}, not an nn.Linear")
-    if not isinstance(getattr(model, "embedding", None), int):
-        lacks.append("no attribute embedding, the width of its features")
-    if lacks:
-        raise ConfigError(
-            f"method {method}: its projection head needs a model with a linear classifier, {type(model).__name__} has "
-            f"{' and '.join(lacks)}. Choose another model, or write it as docs/own-model.md shows; with "
-            "method.projection=false MOON takes any classifier."
-        )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedcross.strategies.parts.objective import Batch, Net, Tensors
+from fedcross.strategies.objective import Batch, Net, Tensors
 from fedcross.tasks.inputs import Inputs
 
 #: Logit of a class without a prototype; finite, so that gradients stay finite too.
@@ -22,26 +22,9 @@ CHUNK = 1000
 def class_means(
     net: Net, params: Tensors, buffers: Tensors, x: Tensor | Inputs, y: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean embedding of each class, in evaluation mode, and which classes have examples.
+    """Return the mean embedding of each class (classes, embedding) and which classes have examples, bool (classes,).
 
-    Parameters
-    ----------
-    net : Net
-        The model's functions.
-    params, buffers : Tensors
-        The model.
-    x : Tensor or Inputs
-        Inputs (n, ...), not augmented.
-    y : Tensor
-        Labels (n,).
-    classes : int
-        Number of labels.
-
-    Returns
-    -------
-    means : Tensor (classes, embedding)
-        Zero for a class without examples.
-    present : bool Tensor (classes,)
+    In evaluation mode, on inputs `x` (n, ...) without augmentation and labels `y` (n,). A class without examples has 0.
     """
     features = [net.features(params, buffers, x[i : i + CHUNK], train=False) for i in range(0, len(x), CHUNK)]
     members = functional.one_hot(y, classes)
@@ -81,9 +64,8 @@ def attend(features: Tensor, vectors: Tensor, present: Tensor, temperature: floa
 def partners(batch: Batch) -> Tensor:
     """Return the index of each row's partner for mixing, int64 (batch,): the next real row, the first after the last.
 
-    The trainer shuffles the examples each epoch, so neighbours already form a uniform random pairing. Mixing therefore
-    needs no random numbers of its own and stays a pure function of the batch. Padding rows of the batched trainer are
-    never a partner.
+    The trainer shuffles the examples each epoch, so neighbours are a uniform random pairing. Padding rows are never a
+    partner.
     """
     n = len(batch.y)
     if batch.mask is None:

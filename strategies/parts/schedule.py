@@ -1,46 +1,29 @@
 """Schedules: settings whose value changes from round to round, as configuration entries that can be nested.
 
-A plain value is a constant schedule::
-
     alpha: 0.99
     alpha: {schedule: linear, start: 0.5, end: 0.99, rounds: 100}
     alpha:
       schedule: staged
-      stages:
-        - {until: 50, value: 0.5}
-        - {value: {schedule: cosine, start: 0.5, end: 0.99, rounds: 50}}
+      stages: [{until: 50, value: 0.5}, {value: {schedule: cosine, start: 0.5, end: 0.99, rounds: 50}}]
     mixing: {schedule: staged, stages: [{until: 50, value: propellers}, {value: cross}]}
 
-Rounds are counted from 1, as in Flower. Inside a stage they are counted from 1 again. A settings class must write its
-default as an object, because pydantic does not parse defaults: ``alpha: Share = Constant(value=0.99)``.
+Rounds are counted from 1, as in Flower, and inside a stage from 1 again. All schedules have ``at(round_number)``, the
+value in this round; ``values()``, between which all others lie; and ``settled()``, the round from which on the value
+stays the same. A settings class must write its default as an object: ``alpha: Share = Constant(value=0.99)``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Annotated, Any, Generic, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
+from pydantic import SerializerFunctionWrapHandler as Handler
 
 from fedcross.core.settings import Settings
 
 T = TypeVar("T")
-
-
-def _plain(value: Any) -> Any:
-    """Read a plain number as a constant schedule."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return {"schedule": "constant", "value": value}
-    return value
 
 
 class Constant(Settings):
@@ -54,155 +37,108 @@ class Constant(Settings):
         return self.value
 
     def at(self, round_number: int) -> float:
-        """Return the value in this round."""
+        """Return the value."""
         return self.value
 
     def values(self) -> list[float]:
-        """Return values between which all others lie."""
+        """Return the value alone."""
         return [self.value]
 
     def settled(self) -> int:
-        """Return the round from which on the value stays the same."""
+        """Return 1."""
         return 1
 
 
-class _Ramp(Settings):
-    """From `start` in round 1 to `end` in round `rounds`, and `end` from then on."""
-
-    start: float
-    end: float
-    rounds: int = Field(ge=1)
-
-    def _share(self, round_number: int) -> float:
-        """Return the position on the ramp, 0 to 1; a ramp of one round is at its end."""
-        if round_number >= self.rounds:
-            return 1.0
-        return max(0, round_number - 1) / (self.rounds - 1)
-
-    def values(self) -> list[float]:
-        """Return values between which all others lie."""
-        return [self.start, self.end]
-
-    def settled(self) -> int:
-        """Return the round from which on the value stays the same."""
-        return self.rounds
-
-
-class Linear(_Ramp):
-    """``start + t (end - start)`` with ``t = (round - 1)/(rounds - 1)``.
+class Linear(Settings):
+    """``start + t (end - start)`` with ``t = (round - 1)/(rounds - 1)``, and `end` from round `rounds` on.
 
     FedCross's dynamic alpha goes from 0.5 to 0.99 "for the first 100 FL rounds" (ICDE paper, acceleration of FedCross).
     The paper does not name the curve; linear is this project's choice.
     """
 
     schedule: Literal["linear"] = "linear"
+    start: float
+    end: float
+    rounds: int = Field(ge=1)
 
     def at(self, round_number: int) -> float:
         """Return the value in this round."""
-        share = self._share(round_number)
+        share = 1.0 if round_number >= self.rounds else self._curve(max(0, round_number - 1) / (self.rounds - 1))
         return (1 - share) * self.start + share * self.end
 
-
-class Cosine(_Ramp):
-    """As :class:`Linear`, with ``(1 - cos(pi t))/2`` in place of t: slow at both ends."""
-
-    schedule: Literal["cosine"] = "cosine"
-
-    def at(self, round_number: int) -> float:
-        """Return the value in this round."""
-        share = (1 - math.cos(math.pi * self._share(round_number))) / 2
-        return (1 - share) * self.start + share * self.end
-
-
-class _HasUntil(Protocol):
-    @property
-    def until(self) -> int | None: ...
-
-
-S = TypeVar("S", bound=_HasUntil)
-
-
-def _ascending(stages: Sequence[S]) -> Sequence[S]:
-    """Check that the ends of the stages ascend; the last stage needs no end and never ends."""
-    ends = [stage.until for stage in stages]
-    if any(end is None for end in ends[:-1]):
-        raise ValueError(f"every stage but the last needs the round it lasts `until`, not {ends}")
-    known = [end for end in ends if end is not None]
-    if any(b <= a for a, b in zip([0, *known], known)):
-        raise ValueError(f"the stages' `until` must be ascending rounds from 1, not {known}")
-    return stages
-
-
-def _stage(stages: Sequence[S], round_number: int) -> tuple[S, int]:
-    """Return the stage of this round and the round's number inside it."""
-    before = 0
-    for stage in stages[:-1]:
-        if stage.until is not None and round_number <= stage.until:
-            return stage, round_number - before
-        before = stage.until or 0
-    return stages[-1], round_number - before
-
-
-def _before_last(stages: Sequence[S]) -> int:
-    """Return how many rounds are over when the last stage begins."""
-    return (stages[-2].until or 0) if len(stages) > 1 else 0
-
-
-class Stage(Settings):
-    """A schedule up to and with round `until`."""
-
-    until: int | None = None
-    value: Schedule
-
-
-class Staged(Settings):
-    """One schedule after the other."""
-
-    schedule: Literal["staged"] = "staged"
-    stages: tuple[Stage, ...] = Field(min_length=1)
-
-    _check = field_validator("stages")(_ascending)
-
-    def at(self, round_number: int) -> float:
-        """Return the value in this round."""
-        stage, inside = _stage(self.stages, round_number)
-        return stage.value.at(inside)
+    def _curve(self, t: float) -> float:
+        return t
 
     def values(self) -> list[float]:
-        """Return values between which all others lie."""
-        return [value for stage in self.stages for value in stage.value.values()]
+        """Return both ends."""
+        return [self.start, self.end]
 
     def settled(self) -> int:
-        """Return the round from which on the value stays the same."""
-        return _before_last(self.stages) + self.stages[-1].value.settled()
+        """Return the last round of the way."""
+        return self.rounds
 
 
-class ChoiceStage(Settings, Generic[T]):
-    """A choice up to and with round `until`."""
+class Cosine(Linear):
+    """As :class:`Linear`, with ``(1 - cos(pi t))/2`` in place of t: slow at both ends."""
+
+    schedule: Literal["cosine"] = "cosine"  # type: ignore[assignment]
+
+    def _curve(self, t: float) -> float:
+        return (1 - math.cos(math.pi * t)) / 2
+
+
+class Stage(Settings, Generic[T]):
+    """A schedule, or a word, up to and with round `until`; the last stage needs no end and never ends."""
 
     until: int | None = None
     value: T
 
 
-class Choice(Settings, Generic[T]):
-    """One of several words for every round: ``Choice[Literal["cross", "propellers"]]``; a plain word is one stage."""
+class _Stages(Settings, Generic[T]):
+    """One stage after the other."""
 
     schedule: Literal["staged"] = "staged"
-    stages: tuple[ChoiceStage[T], ...] = Field(min_length=1)
+    stages: tuple[Stage[T], ...] = Field(min_length=1)
 
-    _check = field_validator("stages")(_ascending)
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        ends = [stage.until or 0 for stage in self.stages if stage is not self.stages[-1] or stage.until is not None]
+        if any(b <= a for a, b in zip([0, *ends], ends)):
+            raise ValueError(f"every stage but the last needs its last round, `until`; these must ascend, not {ends}")
+        return self
+
+    def at(self, round_number: int) -> Any:
+        """Return the value in this round."""
+        over = [0, *(stage.until or 0 for stage in self.stages[:-1] if (stage.until or 0) < round_number)]
+        value: Any = self.stages[len(over) - 1].value
+        return value if isinstance(value, str) else value.at(round_number - over[-1])
+
+    def values(self) -> list[Any]:
+        """Return the values of all stages."""
+        values: list[Any] = [stage.value for stage in self.stages]
+        return [one for value in values for one in ([value] if isinstance(value, str) else value.values())]
+
+    def settled(self) -> int:
+        """Return the round from which on the last stage's value stays the same."""
+        last: Any = self.stages[-1].value
+        before = self.stages[-2].until or 0 if len(self.stages) > 1 else 0
+        return before + (1 if isinstance(last, str) else last.settled())
+
+
+class Staged(_Stages["Schedule"]):
+    """One schedule after the other."""
+
+
+class Choice(_Stages[T], Generic[T]):
+    """One of several words for every round: ``Choice[Literal["cross", "propellers"]]``; a plain word is one stage."""
 
     @model_validator(mode="before")
     @classmethod
     def _word(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"stages": [{"value": value}]}
-        if isinstance(value, Mapping) and value.get("schedule") == "constant":
-            return {"stages": [{key: entry for key, entry in value.items() if key != "schedule"}]}
-        return value
+        return {"stages": [{"value": value}]} if isinstance(value, str) else value
 
     @model_serializer(mode="wrap")
-    def _plainest(self, written: SerializerFunctionWrapHandler) -> Any:
+    def _plainest(self, written: Handler) -> Any:
         """Write a single choice as a plain word."""
         first = self.stages[0]
         return first.value if len(self.stages) == 1 and first.until is None else written(self)
@@ -210,19 +146,13 @@ class Choice(Settings, Generic[T]):
     @classmethod
     def always(cls, value: T) -> Self:
         """Return the same choice for every round."""
-        return cls(stages=(ChoiceStage(value=value),))
+        return cls(stages=(Stage[T](value=value),))
 
-    def at(self, round_number: int) -> T:
-        """Return the choice in this round."""
-        return _stage(self.stages, round_number)[0].value
 
-    def values(self) -> list[T]:
-        """Return every choice."""
-        return [stage.value for stage in self.stages]
-
-    def settled(self) -> int:
-        """Return the round from which on the choice stays the same."""
-        return _before_last(self.stages) + 1
+def _plain(value: Any) -> Any:
+    """Read a plain number as a constant schedule."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return {"schedule": "constant", "value": value} if number else value
 
 
 Schedule: TypeAlias = Annotated[
@@ -230,7 +160,6 @@ Schedule: TypeAlias = Annotated[
 ]
 """A number for every round."""
 
-Stage.model_rebuild()
 Staged.model_rebuild()
 
 

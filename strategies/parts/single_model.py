@@ -1,23 +1,25 @@
-"""Base of methods with one global model: every client gets it, the mean of the uploads replaces it."""
+"""Bases of methods with one global model: by rounds, the mean of the uploads replaces it; or upload by upload."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, cast
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
 
 from typing_extensions import TypeVar
 
 from fedcross.strategies.method import GLOBAL, Method, Round, Start, Task, Upload
 from fedcross.strategies.objective import P
 from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.wire.records import Arrays
+from fedcross.strategies.pool.pool import Arrays
 
 
 @dataclass
 class ModelState:
-    """The global model."""
+    """The global model, and the names of its parameters."""
 
     model: Arrays
+    parameters: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 M = TypeVar("M", bound=ModelState, default=Any)
@@ -26,20 +28,26 @@ M = TypeVar("M", bound=ModelState, default=Any)
 class SingleModel(Method[P, M]):
     """Base of methods with one global model: every client gets it, the mean of the uploads replaces it.
 
-    Weights and batch-normalisation statistics are averaged alike. A round without uploads changes nothing.
+    Weights and batch-normalisation statistics are averaged alike, by the setting ``weighting`` of the method, if it has
+    one, else by examples. A round without uploads changes nothing. A method with a state of its own names its class as
+    ``State``.
     """
+
+    State: ClassVar[type[ModelState]] = ModelState
 
     def init(self, start: Start) -> M:
         """Return a state with a copy of the initial model."""
-        return cast("M", ModelState({name: array.copy() for name, array in start.arrays.items()}))
+        model = {name: array.copy() for name, array in start.arrays.items()}
+        return cast("M", self.State(model, parameters=start.parameters))
 
     def dispatch(self, state: M, round: Round) -> list[Task]:
         """Send the global model to every client of the round."""
-        return [Task(client, slot, state.model, stream=GLOBAL) for slot, client in enumerate(round.clients)]
+        return to_all(state.model, round)
 
     def weights(self, uploads: list[Upload]) -> list[float]:
-        """Return each upload's weight in the mean: its number of examples."""
-        return [float(upload.num_examples) for upload in uploads]
+        """Return each upload's weight in the mean: n_k, or 1 with ``weighting=uniform``."""
+        uniform = getattr(self.params, "weighting", "examples") == "uniform"
+        return [1.0 if uniform else float(upload.num_examples) for upload in uploads]
 
     def aggregate(self, state: M, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Replace the global model by the weighted mean of the uploads."""
@@ -50,3 +58,46 @@ class SingleModel(Method[P, M]):
     def global_model(self, state: M) -> Arrays:
         """Return the global model."""
         return state.model
+
+
+def to_all(model: Arrays, round: Round, **fields: Any) -> list[Task]:
+    """Return a task with the global `model` for every client of the round; `fields` are further fields of it."""
+    return [Task(client, slot, model, stream=GLOBAL, **fields) for slot, client in enumerate(round.clients)]
+
+
+@dataclass
+class AsyncState(ModelState):
+    """The global model, and how often the server has changed it."""
+
+    version: int = 0
+
+
+A = TypeVar("A", bound=AsyncState, default=Any)
+
+
+class AsyncSingle(SingleModel[P, A]):
+    """Base of asynchronous methods with one global model, which every free slot sends as it then is.
+
+    A method defines :meth:`take`. Uploads that arrive at the same virtual time are taken by slot.
+    """
+
+    State = AsyncState
+    asynchronous = True
+
+    def dispatch(self, state: A, round: Round) -> list[Task]:
+        """Send the model as it is now."""
+        pairs = zip(round.slots, round.clients)
+        return [Task(client, slot, state.model, version=state.version) for slot, client in pairs]
+
+    def aggregate(self, state: A, round: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Take the uploads one after another."""
+        for upload in uploads:
+            self.take(state, upload, state.version - upload.task.version)
+        return {}
+
+    @abstractmethod
+    def take(self, state: A, upload: Upload, staleness: int) -> None:
+        """Use one upload of a client that got ``upload.task.arrays``, `staleness` changes of the model ago.
+
+        The arrays of ``state.model`` are replaced and never changed in place, because slots still send them.
+        """

@@ -1,26 +1,32 @@
 """The memory-bound loops over a pool: Gram matrix, in-place mixing, mean.
 
 They work in blocks of all rows and some columns that fit a core's cache, so each value is read from memory once, and
-written once by mixing. Blocks do not depend on the number of threads and their sums are added in the order of the
-columns: the number of threads never changes a bit of the result. Pools of `KERNEL_BYTES` or more use loops compiled by
-numba, which are about twice as fast as torch and differ from it in the last bits.
+written once by mixing. The number of threads changes no bit: blocks do not depend on it, and sums are added in their
+order. Pools of `COMPILED_BYTES` or more use the two loops at the end of this file, compiled by numba: they take half of
+torch's time or less, and differ from it in the last bits.
 """
 
 from __future__ import annotations
 
-import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import lru_cache
-from threading import Barrier
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-KERNEL_BYTES = 2**26
+COMPILED_BYTES = 2**26
 BLOCK_BYTES = 2**22
 """Bytes of one block of all rows: small enough for a core's share of L3, large enough that calls cost little."""
+CHUNK = 8192
+"""Columns that a compiled loop handles at a time: of 10 float32 models 320 KiB."""
+
+Slots = NDArray[np.int64]
+Matrix = NDArray[np.float64]
+Products = Callable[[NDArray[Any], Slots, slice], NDArray[Any]]
 
 
 def over_blocks(task: Callable[[int, slice], None], rows: int, itemsize: int, start: int, stop: int) -> int:
@@ -33,127 +39,65 @@ def over_blocks(task: Callable[[int, slice], None], rows: int, itemsize: int, st
     width = max(256, BLOCK_BYTES // max(1, rows * itemsize) // 256 * 256)
     blocks = [slice(a, min(a + width, stop)) for a in range(start, stop, width)]
     threads = torch.get_num_threads()
-    run = map if threads == 1 else _workers(os.getpid(), threads).map
-    for _ in run(task, range(len(blocks)), blocks):
-        pass
+    torch.set_num_threads(1)  # of this thread, and of all that first use torch from now on
+    try:
+        with ThreadPoolExecutor(threads) if threads > 1 and len(blocks) > 1 else nullcontext() as pool:
+            deque((pool.map if pool else map)(task, range(len(blocks)), blocks), maxlen=0)
+    finally:
+        torch.set_num_threads(threads)
     return len(blocks)
 
 
-@lru_cache(maxsize=4)
-def _workers(_process: int, threads: int) -> ThreadPoolExecutor:
-    """Return a pool of threads in each of which torch uses one thread; one pool per process, as forks lose threads.
-
-    ``torch.set_num_threads`` applies to the calling thread *and* to threads that first use torch later. Therefore all
-    workers start here, behind a barrier, and then the previous number is restored for all other threads.
-    """
-    import torch
-
-    ready = Barrier(threads + 1)
-
-    def start() -> None:
-        torch.get_num_threads()  # without it the first operation of this thread would take over the process's number
-        torch.set_num_threads(1)
-        ready.wait()
-
-    executor = ThreadPoolExecutor(threads, "pool", initializer=start)
-    for _ in range(threads):
-        executor.submit(lambda: None)
-    ready.wait()
-    torch.set_num_threads(threads)
-    return executor
-
-
-# ---- Gram matrix ---------------------------------------------------------------------------------------------------
-
-
-def gram(rows: NDArray[Any], members: NDArray[np.int64], columns: slice) -> NDArray[np.float64]:
-    """Return the inner products (m, m) of the `members` rows over `columns`, accurate for narrow pools too.
-
-    They are computed on the differences d_i = w_i - c from a common centre c, the first member:
-    ``<w_i, w_j> = <d_i, d_j> + <d_i, c> + <c, d_j> + <c, c>``. Each term is as accurate as the pool is narrow, and the
-    sum is float64. If the differences are longer than the models, or not finite, the products are those of the models,
-    in float64.
-    """
-    sums = _summed(_compiled_gram if rows.nbytes >= KERNEL_BYTES else _torch_gram, rows, members, columns)
-    apart, along, square = sums.copy(), sums[0].copy(), sums[0, 0]
-    apart[0], apart[:, 0], along[0] = 0, 0, 0
-    with np.errstate(invalid="ignore"):
-        found: NDArray[np.float64] = apart + along[:, None] + along[None, :] + square
-    if np.isfinite(found).all() and apart.diagonal().max() <= 4 * found.diagonal().min():
-        return found
-    return _summed(_torch_products, rows, members, columns)
-
-
-Products = Callable[[NDArray[Any], NDArray[np.int64], slice, NDArray[np.float64]], None]
-
-
-def _summed(products: Products, rows: NDArray[Any], members: NDArray[np.int64], columns: slice) -> NDArray[np.float64]:
-    """Return the upper triangle that `products` adds to a matrix for every block, summed in order and mirrored."""
+def summed(products: Products, rows: NDArray[Any], members: Slots, columns: slice) -> Matrix:
+    """Return the sum over blocks of what `products` gives for each (m, m), in float64; its upper triangle counts."""
     start, stop, _ = columns.indices(rows.shape[1])
-    side = len(members)
-    parts: dict[int, NDArray[np.float64]] = {}
-
-    def task(number: int, block: slice) -> None:
-        parts[number] = np.zeros((side + 4, side + 4))
-        products(rows, members, block, parts[number])
-
-    total = np.zeros((side, side))
-    for number in range(over_blocks(task, len(members), rows.itemsize, start, stop)):
-        with np.errstate(invalid="ignore", over="ignore"):
-            total += parts[number][:side, :side]
-    upper = np.triu(total)
-    return upper + np.triu(upper, 1).T
-
-
-def _torch_products(rows: NDArray[Any], members: NDArray[np.int64], block: slice, out: NDArray[np.float64]) -> None:
-    import torch
-
-    part = torch.from_numpy(rows)[torch.from_numpy(members), block].double()
-    out[: len(part), : len(part)] = (part @ part.T).numpy()
-
-
-def _torch_gram(rows: NDArray[Any], members: NDArray[np.int64], block: slice, out: NDArray[np.float64]) -> None:
-    import torch
-
-    part = torch.from_numpy(rows)[torch.from_numpy(members), block].double()
-    part[1:] -= part[0]
-    out[: len(part), : len(part)] = (part @ part.T).numpy()
-
-
-def _compiled_gram(rows: NDArray[Any], members: NDArray[np.int64], block: slice, out: NDArray[np.float64]) -> None:
-    from fedcross.strategies.pool import kernels
-
-    scratch = np.zeros((-(-len(members) // 4) * 4, kernels.CHUNK), rows.dtype)
-    kernels.gram(rows, members, block.start, block.stop, scratch, out)
-
-
-def manhattan(rows: NDArray[Any], members: NDArray[np.int64], columns: slice) -> NDArray[np.float64]:
-    """Return ``sum |x - y|`` (m, m) of all pairs of the `members` rows over `columns`.
-
-    Sums inside a block are of the rows' dtype, sums across blocks float64.
-    """
-    import torch
-
-    pool, chosen = torch.from_numpy(rows), torch.from_numpy(members)
     parts: dict[int, NDArray[Any]] = {}
 
     def task(number: int, block: slice) -> None:
-        part = pool[chosen, block]
-        parts[number] = torch.cdist(part, part, p=1.0).numpy()
+        parts[number] = products(rows, members, block)
 
-    start, stop, _ = columns.indices(rows.shape[1])
     total = np.zeros((len(members), len(members)))
     for number in range(over_blocks(task, len(members), rows.itemsize, start, stop)):
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             total += parts[number]
     upper = np.triu(total)
     return upper + np.triu(upper, 1).T
 
 
-# ---- mixing and mean -----------------------------------------------------------------------------------------------
+def gram(rows: NDArray[Any], members: Slots, columns: slice) -> Matrix:
+    """Return the inner products (m, m) of the `members` rows over `columns`, accurate for narrow pools too.
+
+    Those of a small pool are computed in float64, those of a large one on the differences d_i = w_i - c from a common
+    centre c, the first member: ``<w_i, w_j> = <d_i, d_j> + <d_i, c> + <c, d_j> + <c, c>``, with a sum in float64. Each
+    term is as accurate as the pool is narrow. If it is not, or not finite, the pool is treated as a small one.
+    """
+    if rows.nbytes >= COMPILED_BYTES:
+        sums = summed(_differences, rows, members, columns)
+        apart, along, square = sums.copy(), sums[0].copy(), sums[0, 0]
+        apart[0], apart[:, 0], along[0] = 0, 0, 0
+        with np.errstate(invalid="ignore"):
+            found: Matrix = apart + along[:, None] + along[None, :] + square
+        if np.isfinite(found).all() and apart.diagonal().max() <= 4 * found.diagonal().min():
+            return found
+    return summed(_products, rows, members, columns)
 
 
-def mix(rows: NDArray[Any], targets: NDArray[np.int64], index: NDArray[np.int64], weight: NDArray[np.float64]) -> None:
+def _products(rows: NDArray[Any], members: Slots, block: slice) -> NDArray[Any]:
+    import torch
+
+    part = torch.from_numpy(rows)[torch.from_numpy(members), block].double()
+    return np.asarray(part @ part.T)
+
+
+def _differences(rows: NDArray[Any], members: Slots, block: slice) -> NDArray[Any]:
+    """Return the products of the first member and the others' differences from it."""
+    m = len(members)
+    scratch, out = np.zeros((-(-m // 4) * 4, CHUNK), rows.dtype), np.zeros((m + 4, m + 4))
+    _compiled()[0](rows, members, block.start, block.stop, scratch, out)
+    return out[:m, :m]
+
+
+def mix(rows: NDArray[Any], targets: Slots, index: NDArray[np.int64], weight: Matrix) -> None:
     """Replace ``rows[targets[t]]`` by ``sum_l weight[t, l] * rows[index[t, l]]``, simultaneously and in place.
 
     The sum is computed as a chain of interpolations between two values; each step weights its model by its share of the
@@ -162,12 +106,10 @@ def mix(rows: NDArray[Any], targets: NDArray[np.int64], index: NDArray[np.int64]
     Parameters
     ----------
     rows : float array (K, d)
-        Rows that are no target are not written.
     targets : int64 array (T,)
-        Distinct row numbers.
+        Distinct row numbers; others are not written.
     index, weight : arrays (T, L) or (1, L)
-        Sources and their weights; every row of `weight` sums to 1 and starts above 0. A single row holds for all
-        targets.
+        Sources and weights; every row of `weight` sums to 1 and starts above 0. A single row holds for all targets.
     """
     import torch
 
@@ -184,23 +126,95 @@ def mix(rows: NDArray[Any], targets: NDArray[np.int64], index: NDArray[np.int64]
         block.index_copy_(0, to, mixed.expand(len(targets), -1))
 
     def fast(_: int, columns: slice) -> None:
-        from fedcross.strategies.pool import kernels
+        scratch = np.empty((len(rows), CHUNK), rows.dtype)
+        _compiled()[1](rows, targets, np.ascontiguousarray(index), shares, columns.start, columns.stop, scratch)
 
-        scratch = np.empty((len(rows), kernels.CHUNK), rows.dtype)
-        kernels.mix(rows, targets, np.ascontiguousarray(index), shares, columns.start, columns.stop, scratch)
-
-    over_blocks(fast if rows.nbytes >= KERNEL_BYTES else plain, len(rows), rows.itemsize, 0, rows.shape[1])
+    over_blocks(fast if rows.nbytes >= COMPILED_BYTES else plain, len(rows), rows.itemsize, 0, rows.shape[1])
 
 
-def mean(rows: NDArray[Any], members: NDArray[np.int64], out: NDArray[Any]) -> None:
+def mean(rows: NDArray[Any], members: Slots, out: NDArray[Any]) -> None:
     """Write the uniform mean of the `members` rows, summed in float64, to `out` (d,)."""
     import torch
 
     pool, result, chosen = torch.from_numpy(rows), torch.from_numpy(out), torch.from_numpy(members)
-    everybody = np.array_equal(members, np.arange(len(rows)))
 
     def task(_: int, columns: slice) -> None:
-        block = pool[:, columns] if everybody else pool[:, columns].index_select(0, chosen)
-        result[columns] = torch.mean(block, 0, dtype=torch.float64)
+        result[columns] = torch.mean(pool[:, columns].index_select(0, chosen), 0, dtype=torch.float64)
 
     over_blocks(task, 2 * len(members), rows.itemsize, 0, rows.shape[1])
+
+
+# ---- compiled by numba: no allocation, no GIL ------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the two loops below, compiled; numba's import and a first call take about a second together."""
+    from fedcross.tasks.compiled_loops import compiled
+
+    # The compiler may reorder sums, so that it can vectorise them; NaN and infinity keep their meaning.
+    return compiled(_gram_loop, fastmath={"reassoc", "contract"}), compiled(_mix_loop)
+
+
+def _gram_loop(rows: Any, members: Slots, start: int, stop: int, scratch: Any, out: Matrix) -> None:
+    """Add the inner products of the first member and the others' differences from it, upper triangle, to `out`.
+
+    Sums inside CHUNK columns are of the rows' dtype. `scratch` has zeros, (n, CHUNK) with n a multiple of 4 that is m
+    or more; `out` is (n, n), undefined below the diagonal and beyond row or column m. Products of 2 rows x and 4 rows y
+    are computed at once, so each value loaded is used several times.
+    """
+    m = len(members)
+    for a in range(start, stop, CHUNK):
+        n = min(CHUNK, stop - a)
+        first = rows[members[0], a : a + n]
+        for i in range(m):
+            row, difference = rows[members[i], a : a + n], scratch[i]
+            for c in range(n):
+                difference[c] = row[c] - first[c] if i else first[c]
+        for i in range(0, m, 2):
+            x0, x1 = scratch[i], scratch[i + 1]
+            for j in range(0, i + 2, 4):
+                y0, y1, y2, y3 = scratch[j], scratch[j + 1], scratch[j + 2], scratch[j + 3]
+                s00 = s01 = s10 = s11 = s20 = s21 = s30 = s31 = scratch.dtype.type(0)
+                for c in range(n):
+                    s00 += y0[c] * x0[c]
+                    s01 += y0[c] * x1[c]
+                    s10 += y1[c] * x0[c]
+                    s11 += y1[c] * x1[c]
+                    s20 += y2[c] * x0[c]
+                    s21 += y2[c] * x1[c]
+                    s30 += y3[c] * x0[c]
+                    s31 += y3[c] * x1[c]
+                for k, pair in enumerate(((s00, s01), (s10, s11), (s20, s21), (s30, s31))):
+                    out[j + k, i] += pair[0]
+                    out[j + k, i + 1] += pair[1]
+
+
+def _mix_loop(
+    rows: Any, targets: Slots, index: NDArray[np.int64], shares: Any, start: int, stop: int, scratch: Any
+) -> None:
+    """Mix columns ``start:stop`` of the `targets` rows as :func:`mix` says; `scratch` is (K, CHUNK).
+
+    It interpolates from the nearer end, so equal values and share 1 are exact.
+    """
+    one = shares.dtype.type(1)
+    for a in range(start, stop, CHUNK):
+        n = min(CHUNK, stop - a)
+        for k in range(len(rows)):
+            row, copy = rows[k, a : a + n], scratch[k]
+            for c in range(n):
+                copy[c] = row[c]
+        for t in range(len(targets)):
+            source = t if len(index) > 1 else 0
+            row = rows[targets[t], a : a + n]
+            own = scratch[index[source, 0]]
+            if index[source, 0] != targets[t]:
+                for c in range(n):
+                    row[c] = own[c]
+            for position in range(1, index.shape[1]):
+                share, other = shares[source, position], scratch[index[source, position]]
+                rest = one - share
+                for c in range(n):
+                    row[c] = (
+                        row[c] + share * (other[c] - row[c]) if share < rest else other[c] - rest * (other[c] - row[c])
+                    )

@@ -1,13 +1,9 @@
 """Mixing matrices, the selection of collaborators, and the similarity of models.
 
-A mixing matrix M turns the pool V of K models into W = M V. Each function gives, for every slot, the slots that its new
-model is made of and their weights. Slots that are not `members` of this round keep their model to the bit.
-
-A selection returns m positions among the m valid models of a round. A model that is its own collaborator stays
-unchanged. Of equal similarities the lowest position is taken; NaN is never taken.
-
-A similarity is an (m, m) float64 matrix in which larger means more similar; the selections ignore its diagonal. A model
-with NaN or infinite values has similarity NaN to all others.
+A mixing matrix M turns the pool V of K models into W = M V. Slots that are not `members` of this round keep their
+model. A selection returns m positions among the m valid models of a round; a model that is its own collaborator stays
+unchanged. Of equal similarities the lowest position is taken; NaN is never taken. A similarity is an (m, m) matrix in
+which larger means more similar, NaN for a model that is not finite; its diagonal is ignored.
 """
 
 from __future__ import annotations
@@ -16,98 +12,64 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedcross.core.randomness import stream
 from fedcross.strategies.pool import loops
+from fedcross.strategies.pool.loops import Matrix as Matrix
 
 if TYPE_CHECKING:
-    from fedcross.strategies.pool.pool import Pool
+    from fedcross.strategies.pool.pool import Entry, Pool
 
-Matrix: TypeAlias = NDArray[np.float64]
+#: Values to compare: the trained ones, or float buffers as well; ``chunked`` over the state also uses counters.
 Part: TypeAlias = Literal["parameters", "state"]
-"""Values to compare: the trained ones, or float buffers as well; ``chunked`` over the state also uses counters."""
 Partners = NDArray[np.int64]
-TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
 class Mixing:
-    """A row-stochastic (K, K) matrix as K lists of (slot, weight).
-
-    Parameters
-    ----------
-    rows : tuple of mappings
-        ``rows[i][j]`` is the weight above 0 that slot i's new model gives to slot j's old one.
-
-    Raises
-    ------
-    ValueError
-        If a weight is not above 0, a slot does not exist, or a row does not sum to 1.
-    """
+    """A row-stochastic (K, K) matrix: ``rows[i][j] > 0`` is what slot i's new model takes of slot j's old one."""
 
     rows: tuple[Mapping[int, float], ...]
-
-    def __post_init__(self) -> None:
-        for i, row in enumerate(self.rows):
-            if not row or not all(0 <= j < len(self.rows) and w > 0 for j, w in row.items()):
-                raise ValueError(
-                    f"row {i} of a mixing matrix needs slots below {len(self.rows)} and weights > 0: {row}"
-                )
-            if abs(sum(row.values()) - 1) > TOLERANCE:
-                raise ValueError(f"row {i} of a mixing matrix sums to {sum(row.values())}, not to 1: {row}")
 
     @cached_property
     def targets(self) -> NDArray[np.int64]:
         """Slots whose model changes, ascending."""
         return np.array([i for i, row in enumerate(self.rows) if set(row) != {i}], np.int64)
 
-    def padded(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return sources and weights of the targets as two arrays (T, L), padded with weight 0.
+    def padded(self) -> tuple[NDArray[np.int64], Matrix]:
+        """Return sources and weights (T, L) of the targets, padded with 0; the own slot comes first.
 
-        A target's own slot comes first, then the others ascending. If all targets become the same model, there is a
-        single row (1, L) for all of them.
+        If all targets become the same model, there is a single row (1, L) for all of them.
         """
-        rows = [self.rows[i] for i in self.targets]
-        if len(rows) > 1 and all(row == rows[0] for row in rows):
-            lists = [sorted(rows[0].items())]
-        else:
-            lists = [sorted(self.rows[i].items(), key=lambda pair: (pair[0] != i, pair[0])) for i in self.targets]
+        lists = [sorted(self.rows[i].items(), key=lambda pair: (pair[0] != i, pair[0])) for i in self.targets]
+        if len(lists) > 1 and all(sorted(row) == sorted(lists[0]) for row in lists):
+            lists = [sorted(lists[0])]
         length = max((len(row) for row in lists), default=0)
-        index = np.array([[j for j, _ in row] + [row[0][0]] * (length - len(row)) for row in lists], np.int64)
-        weight = np.array([[w for _, w in row] + [0.0] * (length - len(row)) for row in lists], np.float64)
-        return index, weight
+        pairs = np.array([row + [(row[0][0], 0.0)] * (length - len(row)) for row in lists], np.float64)
+        return pairs[..., 0].astype(np.int64), np.ascontiguousarray(pairs[..., 1])
 
-    def dense(self) -> NDArray[np.float64]:
+    def dense(self) -> Matrix:
         """Return the matrix (K, K)."""
         matrix = np.zeros((len(self.rows), len(self.rows)))
         for i, row in enumerate(self.rows):
-            for j, weight in row.items():
-                matrix[i, j] = weight
+            matrix[i, list(row)] = list(row.values())
         return matrix
 
 
-def _with_members(k: int, members: Sequence[int], rows: Sequence[Mapping[int, float]]) -> Mixing:
-    """Translate rows from positions 0..m-1 to the members' slots; every other slot keeps its model."""
-    slots = [int(slot) for slot in members]
-    if len(set(slots)) != len(slots):
-        raise ValueError(f"members of a mixing must be distinct slots, not {slots}")
+def _with_members(k: int, members: Sequence[int], rows: Sequence[Sequence[tuple[int, float]]]) -> Mixing:
+    """Return the mixing in which the i-th member gets ``rows[i]``, pairs of a position in `members` and a weight."""
     full: list[Mapping[int, float]] = [{i: 1.0} for i in range(k)]
-    for slot, row in zip(slots, rows, strict=True):
-        full[slot] = {slots[j]: weight for j, weight in row.items()}
+    for slot, pairs in zip(members, rows, strict=True):
+        row: dict[int, float] = {}
+        for position, weight in pairs:
+            if weight > 0:
+                row[int(members[position])] = row.get(int(members[position]), 0.0) + weight
+        full[slot] = dict.fromkeys(row, 1.0) if len(row) == 1 else row
     return Mixing(tuple(full))
-
-
-def _combine(pairs: Sequence[tuple[int, float]]) -> dict[int, float]:
-    """Add weights that go to the same slot and leave out zeros."""
-    row: dict[int, float] = {}
-    for slot, weight in pairs:
-        if weight > 0:
-            row[slot] = row.get(slot, 0.0) + weight
-    return dict.fromkeys(row, 1.0) if len(row) == 1 else row
 
 
 def cross(
@@ -115,75 +77,47 @@ def cross(
 ) -> Mixing:
     """Cross-aggregation, ``w_i = alpha v_i + (1 - alpha) v_co(i)`` (FedCross, CrossAggr).
 
-    Parameters
-    ----------
-    k : int
-        Slots of the pool.
-    members : sequence of int
-        The m slots that take part.
-    partners : sequence of int, length m
-        Position in `members` of each member's collaborator; its own position means that it keeps its model.
-    alpha : float or sequence of float, length m
-        Share of the own model, 0 to 1; one number for all, or one for each.
+    `members` are the m slots of the k that take part, `partners` the position in `members` of each one's collaborator
+    (its own: it keeps its model), `alpha` is the share of the own model, one number for all or one for each.
     """
     own = [alpha] * len(members) if isinstance(alpha, int | float) else alpha
-    pairs = [_combine([(i, own[i]), (int(co), 1.0 - own[i])]) for i, co in enumerate(partners)]
-    return _with_members(k, members, pairs)
+    return _with_members(k, members, [[(i, own[i]), (int(co), 1.0 - own[i])] for i, co in enumerate(partners)])
 
 
 def offsets(m: int, count: int, round_number: int) -> list[int]:
-    """Return the distances of this round's propellers: `count` distinct values of 1..m-1, in order.
-
-    The first is the in-order collaborator's; the others follow it cyclically. No more than m - 1 exist.
-    Rounds are counted from 1.
-    """
-    if m < 2:
-        return []
-    return [(round_number - 1 + p) % (m - 1) + 1 for p in range(min(count, m - 1))]
+    """Return the distances of this round's propellers: that of in-order selection, and those that follow it."""
+    return [(round_number - 1 + p) % (m - 1) + 1 for p in range(min(count, m - 1))] if m > 1 else []
 
 
 def propellers(k: int, members: Sequence[int], distances: Sequence[int], own: float | None) -> Mixing:
-    """Propeller models, ``w_i = own v_i + (1 - own)/P sum_p v_(i + o_p)``.
+    """Propeller models, ``w_i = own v_i + (1 - own)/P sum_p v_(i + o_p)``, with the P `distances` of :func:`offsets`.
 
-    The papers do not state the weights; :func:`propeller_share` gives `own` for each of the possible choices.
-
-    Parameters
-    ----------
-    k, members
-        As in :func:`cross`.
-    distances : sequence of int
-        P distinct offsets, from :func:`offsets`; empty leaves every model as it is.
-    own : float or None
-        Share of the own model, or None for 1/(P + 1).
+    `own` is :func:`propeller_share`, None for 1/(P + 1). Without distances every model stays as it is.
     """
     m, p = len(members), len(distances)
-    if not p:
-        return identity(k)
-    share = 1.0 / (p + 1) if own is None else own
-    rows = [_combine([(i, share)] + [((i + o) % m, (1.0 - share) / p) for o in distances]) for i in range(m)]
+    share = 1.0 / (p + 1) if own is None or not p else own
+    rows = [[(i, share), *(((i + o) % m, (1.0 - share) / p) for o in distances)] for i in range(m)]
     return _with_members(k, members, rows)
 
 
 def propeller_share(weighting: str, alpha: float, count: int) -> float | None:
-    """Return the own model's share beside `count` propellers; None stands for 1/(count + 1).
+    """Return the own model's share beside `count` propellers, which the papers do not state.
 
-    ``equal``: all models weigh the same. ``each``: every propeller gets what a collaborator gets, 1 - alpha, and the
-    own model ``1 - count (1 - alpha)``. ``alpha``: alpha for the own model, the propellers share the rest.
+    ``equal``: None, all models weigh the same. ``each``: every propeller gets what a collaborator gets, 1 - alpha, and
+    the own model ``1 - count (1 - alpha)``. ``alpha``: alpha for the own model, the propellers share the rest.
     """
-    if weighting == "equal":
-        return None
-    return alpha if weighting == "alpha" else 1.0 - count * (1.0 - alpha)
+    return {"equal": None, "alpha": alpha, "each": 1.0 - count * (1.0 - alpha)}[weighting]
 
 
 def uniform(k: int, members: Sequence[int]) -> Mixing:
     """Give every member the mean of the members (the public code's first stage)."""
     m = len(members)
-    return _with_members(k, members, [_combine([(j, 1.0 / m) for j in range(m)]) for _ in range(m)])
+    return _with_members(k, members, [[(j, 1.0 / m) for j in range(m)]] * m)
 
 
 def routing(k: int, members: Sequence[int], sources: Sequence[int] | NDArray[np.int64]) -> Mixing:
     """Give member i an exact copy of the model of member ``sources[i]``; a permutation only moves the models."""
-    return _with_members(k, members, [{int(source): 1.0} for source in sources])
+    return _with_members(k, members, [[(int(source), 1.0)] for source in sources])
 
 
 def identity(k: int) -> Mixing:
@@ -191,43 +125,21 @@ def identity(k: int) -> Mixing:
     return Mixing(tuple({i: 1.0} for i in range(k)))
 
 
-#: Up to this pool size the metrics have a count for each model (``chosen_0``, ``chosen_1``, ...).
-COUNTED = 20
-
-
 def chosen(mixing: Mixing, members: Sequence[int]) -> dict[str, float]:
-    """Return how often each model was chosen: the number of *other* models that took a share of it in `mixing`.
+    """Return ``chosen_I``, the number of *other* models that took a share of slot I, for pools of at most 20 models.
 
-    ``chosen_most`` is the largest number, ``chosen_models`` how many models were chosen at all, and ``chosen_I`` the
-    number of slot I, for pools of no more than ``COUNTED`` models. Nothing without members.
+    ``chosen_most`` is the largest number, ``chosen_models`` how many models were chosen at all.
     """
     if not members:
         return {}
     times = Counter(source for slot in members for source in mixing.rows[slot] if source != slot)
+    slots = range(len(mixing.rows)) if len(mixing.rows) <= 20 else ()
     most = {"chosen_most": float(max(times.values(), default=0)), "chosen_models": float(len(times))}
-    if len(mixing.rows) > COUNTED:
-        return most
-    return most | {f"chosen_{slot}": float(times[slot]) for slot in range(len(mixing.rows))}
+    return most | {f"chosen_{slot}": float(times[slot]) for slot in slots}
 
 
-# ---- selection -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Question:
-    """The input of a selection.
-
-    Parameters
-    ----------
-    m : int
-        Valid models of the round.
-    round_number : int
-        Counted from 1, as Flower does.
-    seed : int
-        The run's seed.
-    similarity : float64 array (m, m), optional
-        Larger is more similar; the diagonal is ignored. Given only if the selection needs it.
-    """
+class Question(NamedTuple):
+    """The input of a selection: m models, the round from 1, the run's seed, their similarity if the rule needs it."""
 
     m: int
     round_number: int
@@ -235,23 +147,21 @@ class Question:
     similarity: Matrix | None = None
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """A rule that picks the collaborators of two models or more, and whether it needs their similarity."""
 
     rule: Callable[[Question], Partners]
     needs_similarity: bool = False
 
     def __call__(self, question: Question) -> Partners:
-        """Return the collaborators (m,); with fewer than two models each is its own."""
+        """Return the collaborators (m,); one model alone is its own."""
         return self.rule(question) if question.m > 1 else np.arange(question.m)
 
 
 def in_order(question: Question) -> Partners:
-    """``co(i) = (i + (r mod (m - 1)) + 1) mod m`` with r = round - 1.
+    """``co(i) = (i + (r mod (m - 1)) + 1) mod m`` with r = round - 1: a permutation, so the pool's mean stays the same.
 
-    A permutation, so the pool's mean stays the same; over m - 1 rounds every ordered pair occurs once. The paper's
-    Eq. 2 is off by one if its indices start at 1; this follows the public code, whose r starts at 0.
+    Over m - 1 rounds every ordered pair occurs once. As in the public code; the paper's Eq. 2 is off by one from it.
     """
     m = question.m
     return (np.arange(m) + (question.round_number - 1) % (m - 1) + 1) % m
@@ -263,10 +173,7 @@ def highest_similarity(question: Question) -> Partners:
 
 
 def lowest_similarity(question: Question) -> Partners:
-    """``co(i) = argmin_(j != i) s_ij``, the paper's choice. Not a permutation in general, so the pool's mean changes.
-
-    A poisoned model can be the least similar one to all others, so uploads must be validated before this.
-    """
+    """``co(i) = argmin_(j != i) s_ij``, the paper's choice; the pool's mean changes too."""
     return _best(-_compared(question))
 
 
@@ -280,27 +187,23 @@ def random(question: Question) -> Partners:
 
 
 def least_similar_derangement(question: Question) -> Partners:
-    """Return the derangement of least total similarity (an assignment problem): each model is chosen exactly once.
+    """Return the derangement of least total similarity (an assignment problem): the pool's mean stays the same.
 
-    This project's more robust form of lowest similarity: the mean of the pool stays the same. A pair that cannot be
-    compared is never assigned; where that leaves no derangement, as few models as possible keep their own.
+    This project's. A pair that cannot be compared is never assigned, even if some models must keep their own.
     """
     from scipy.optimize import linear_sum_assignment
 
     cost = _compared(question)
-    unknown = ~np.isfinite(cost)
-    known = cost[~unknown]
-    worst = (np.abs(known).max() + 1.0) * 2 * question.m if known.size else 1.0
-    cost[unknown] = np.inf
+    known = np.isfinite(cost)
+    worst = (np.abs(cost[known]).max(initial=0.0) + 1.0) * 2 * question.m
+    cost[~known] = np.inf
     np.fill_diagonal(cost, worst)  # more than any two assignments of known pairs can differ
     return np.asarray(linear_sum_assignment(cost)[1], dtype=np.int64)
 
 
 def _compared(question: Question) -> Matrix:
     """Return a copy of the similarity with NaN on the diagonal."""
-    if question.similarity is None or question.similarity.shape != (question.m, question.m):
-        raise ValueError(f"this selection needs a similarity of shape {(question.m, question.m)}")
-    similarity = question.similarity.astype(np.float64)
+    similarity = np.array(question.similarity, np.float64)
     np.fill_diagonal(similarity, np.nan)
     return similarity
 
@@ -308,8 +211,7 @@ def _compared(question: Question) -> Matrix:
 def _best(score: Matrix) -> Partners:
     """Return each row's position of the largest finite value, the lowest if several; its own if there is none."""
     finite = np.isfinite(score)
-    partners = np.where(finite, score, -np.inf).argmax(axis=1)
-    return np.where(finite.any(axis=1), partners, np.arange(len(score)))
+    return np.where(finite.any(axis=1), np.where(finite, score, -np.inf).argmax(axis=1), np.arange(len(score)))
 
 
 SELECTIONS = {
@@ -319,9 +221,6 @@ SELECTIONS = {
     "random": Selection(random),
     "least_similar_derangement": Selection(least_similar_derangement, needs_similarity=True),
 }
-
-
-# ---- similarity ----------------------------------------------------------------------------------------------------
 
 
 def cosine(gram: Matrix) -> Matrix:
@@ -348,30 +247,8 @@ def _divide(gram: Matrix, scale: Matrix) -> Matrix:
         return np.divide(gram, scale, out=np.zeros_like(gram), where=scale != 0)
 
 
-def chunked(pool: Pool, members: Sequence[int], part: Part) -> Matrix:
-    """Return the sum of cosines over pairs of consecutive entries, as the public code computes it.
-
-    In ``state_dict`` order, entries 1 and 2 are concatenated, then 3 and 4, and so on; the cosines of these chunks are
-    added up. Afterwards the code adds the cosine of its last chunk once more: of the last pair, which then counts
-    twice, or of an odd last entry alone. Over ``"state"`` counters are entries too, as in the code.
-    """
-    entries = [entry for entry in pool.layout.entries if part == "state" or entry.is_parameter]
-    slots = np.asarray(members, np.int64)
-
-    def entry_gram(start: int, stop: int, is_integer: bool) -> Matrix:
-        values = pool.integers[slots, start:stop].astype(np.float64)
-        return values @ values.T if is_integer else pool.gram(members, slice(start, stop))
-
-    grams = [entry_gram(entry.start, entry.stop, entry.is_integer) for entry in entries]
-    chunks = [cosine(np.sum(grams[first : first + 2], axis=0)) for first in range(0, len(grams), 2)]
-    total = np.zeros((len(slots), len(slots)))
-    for chunk in chunks:
-        total = total + chunk
-    return total + chunks[-1] if len(grams) % 2 == 0 else total
-
-
+#: Measures that only need the Gram matrix of the members, for callers that have one already.
 FROM_GRAM: dict[str, Callable[[Matrix], Matrix]] = {"cosine": cosine, "paper": paper, "euclidean": euclidean}
-"""Measures that only need the Gram matrix of the members, for callers that have one already."""
 
 
 def similarity(name: str, pool: Pool, members: Sequence[int], part: Part) -> Matrix:
@@ -380,5 +257,45 @@ def similarity(name: str, pool: Pool, members: Sequence[int], part: Part) -> Mat
     if name in FROM_GRAM:
         return FROM_GRAM[name](pool.gram(members, columns))
     if name == "manhattan":
-        return -loops.manhattan(pool.rows, np.asarray(members, np.int64), columns)
+        return -loops.summed(_distances, pool.rows, np.asarray(members, np.int64), columns)
     return chunked(pool, members, part)
+
+
+def _distances(rows: NDArray[np.floating], members: NDArray[np.int64], block: slice) -> NDArray[np.floating]:
+    """Return ``sum |x - y|`` of all pairs (m, m), in the dtype of the rows."""
+    with np.errstate(invalid="ignore"):
+        return np.stack([np.abs(rows[members, block] - row).sum(axis=1) for row in rows[members, block]])
+
+
+def chunked(pool: Pool, members: Sequence[int], part: Part) -> Matrix:
+    """Return the sum of cosines over pairs of consecutive entries, as the public code computes it.
+
+    In ``state_dict`` order, entries 1 and 2 are concatenated, then 3 and 4, and so on; the cosines of these chunks are
+    added up, that of a last pair twice. Over ``"state"`` counters are entries too.
+    """
+
+    def entry_gram(entry: Entry) -> Matrix:
+        values = pool.integers[list(members), entry.start : entry.stop].astype(np.float64)
+        return values @ values.T if entry.is_integer else pool.gram(members, slice(entry.start, entry.stop))
+
+    grams = [entry_gram(entry) for entry in pool.layout.entries if part == "state" or entry.is_parameter]
+    chunks = [cosine(np.sum(grams[first : first + 2], axis=0)) for first in range(0, len(grams), 2)]
+    return sum(chunks, np.zeros_like(chunks[0])) + (chunks[-1] if len(grams) % 2 == 0 else 0.0)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # of models that are not finite: null in metrics.jsonl
+def diagnostics(gram: Matrix, mixing: Mixing | None = None) -> dict[str, float]:
+    """Return how similar the models of a pool are, from their Gram matrix (m, m); with `mixing`, after it: ``M G M^T``.
+
+    ``pool_similarity_mean`` is the mean cosine over all pairs (1 if there is one model), ``pool_spread`` the root
+    mean square distance of the models to their mean, relative to the mean's norm.
+    """
+    if mixing is not None:
+        matrix = mixing.dense()
+        gram = matrix @ gram @ matrix.T
+    m = len(gram)
+    squares = np.maximum(np.diag(gram), 0.0)  # models that cancel each other mix to rounding noise of either sign
+    mean_square, scale = gram.sum() / m**2, np.sqrt(np.outer(squares, squares))
+    pairs = np.divide(gram, scale, out=np.zeros_like(gram), where=scale > 0)[~np.eye(m, dtype=bool)]
+    spread = np.sqrt(max(0.0, squares.mean() - mean_square) / mean_square) if mean_square > 0 else 0.0
+    return {"pool_similarity_mean": float(pairs.mean()) if m > 1 else 1.0, "pool_spread": float(spread)}

@@ -13,18 +13,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedcross.core.errors import ConfigError, StorageError, UploadError
+from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.settings import Settings
 from fedcross.strategies.pool import loops
 
@@ -39,7 +37,7 @@ NEAR = 1e-6  # a mixed counter this near an integer is that integer
 
 @dataclass(frozen=True)
 class Entry:
-    """Position of one entry of the ``state_dict``: its first value has index `start` in the float or integer row."""
+    """One entry of the ``state_dict``: its first value has index `start` in the float or integer row."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,64 +58,45 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of a model's values in a row; :meth:`of` creates it.
+    """The order of a model's values in a row; :meth:`of` creates it."""
 
-    Parameters
-    ----------
-    entries : tuple of Entry
-        In ``state_dict`` order.
-    dtype : numpy dtype
-        Of every float entry: float32 or float64.
-    size, parameter_size, integer_size : int
-        d, all float values; p, the parameters, which come first; the integer values.
-    """
-
-    entries: tuple[Entry, ...]
-    dtype: np.dtype[Any]
-    size: int
-    parameter_size: int
+    entries: tuple[Entry, ...]  #: in ``state_dict`` order
+    dtype: np.dtype[Any]  #: of every float entry: float32 or float64
+    size: int  #: d, all float values
+    parameter_size: int  #: p, the parameters, which come first
     integer_size: int
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array], parameters: Collection[str] | None = None) -> Layout:
-        """Lay out the model `arrays`; `parameters` are the trained entries, None means every float entry.
+        """Return the layout of a model; `parameters` are its trained entries, all float ones if None.
 
-        Raises
-        ------
-        ConfigError
-            If there is no float entry, a dtype is not supported, float dtypes differ, or a parameter is not a float.
+        Raise a ConfigError for a dtype that cannot be stored or averaged, unless there is one float dtype, and if a
+        parameter is not a float entry.
         """
-        faults = _dtype_faults(arrays)
         floats = [name for name, array in arrays.items() if array.dtype.kind == "f"]
         trained = set(floats if parameters is None else parameters)
+        odd = {
+            n: str(a.dtype)
+            for n, a in arrays.items()
+            if a.dtype.kind not in "fiub" or a.dtype in (np.uint64, np.float16)
+        }
+        dtypes = {str(arrays[name].dtype): name for name in floats}
+        faults = [
+            f"entry {name!r} has dtype {dtype}. Use float32, float64, bool or integers." for name, dtype in odd.items()
+        ]
         faults += [f"parameter {name!r} is not a float entry of the model." for name in sorted(trained - set(floats))]
-        if not floats:
-            faults.append(f"the model has no float entry, only {sorted(arrays)}. Give a model with weights.")
+        if len(dtypes) != 1:
+            faults.append(f"the model's float dtypes are {dtypes}. Use one of float32 and float64 for all its weights.")
         if faults:
             raise ConfigError(faults)
-        starts: dict[str, int] = {}
-        sizes = []
-        for group in (
+        rows = (
             [name for name in floats if name in trained] + [name for name in floats if name not in trained],
             [name for name in arrays if arrays[name].dtype.kind != "f"],
-        ):
-            position = 0
-            for name in group:
-                starts[name] = position
-                position += arrays[name].size
-            sizes.append(position)
+        )
+        ends = [np.cumsum([0, *(arrays[name].size for name in row)]).tolist() for row in rows]
+        starts = {name: start for row, own in zip(rows, ends) for name, start in zip(row, own)}
         entries = tuple(Entry(name, a.shape, a.dtype, starts[name], name in trained) for name, a in arrays.items())
-        return cls(entries, arrays[floats[0]].dtype, sizes[0], sum(arrays[name].size for name in trained), sizes[1])
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Names of all entries in ``state_dict`` order."""
-        return tuple(entry.name for entry in self.entries)
-
-    @cached_property
-    def spec(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Required shapes and dtypes of a model: name -> (shape, dtype's name), in order, read-only."""
-        return MappingProxyType({entry.name: (entry.shape, str(entry.dtype)) for entry in self.entries})
+        return cls(entries, arrays[floats[0]].dtype, ends[0][-1], ends[0][len(trained)], ends[1][-1])
 
     def columns(self, part: str) -> slice:
         """Return the columns of ``"parameters"`` or of the whole ``"state"`` in the float row."""
@@ -131,48 +110,12 @@ class Layout:
             model[entry.name] = part.astype(entry.dtype, copy=False)
         return model
 
-    def write(self, arrays: Mapping[str, Array], row: Array, integers: NDArray[np.int64]) -> None:
-        """Copy a model into a row, or raise an UploadError as :meth:`check` does and write nothing."""
-        self.check(arrays, self.spec)
-        for entry in self.entries:
-            part = (integers if entry.is_integer else row)[entry.start : entry.stop]
-            part[...] = arrays[entry.name].reshape(-1)
-
-    def check(self, arrays: Mapping[str, Array], spec: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
-        """Raise UploadError (``wrong_names``, ``wrong_shape``, ``wrong_dtype``) unless `arrays` is of `spec`."""
-        if set(arrays) != set(spec):
-            raise UploadError("wrong_names", f"missing or unknown: {sorted(set(arrays) ^ set(spec))}")
-        for name, (shape, dtype) in spec.items():
-            if arrays[name].shape != shape:
-                raise UploadError("wrong_shape", f"{name} has shape {arrays[name].shape}, expected {shape}")
-            if str(arrays[name].dtype) != dtype:
-                raise UploadError("wrong_dtype", f"{name} has dtype {arrays[name].dtype}, expected {dtype}")
-
-
-def _dtype_faults(arrays: Mapping[str, Array]) -> list[str]:
-    faults, floats = list[str](), dict[np.dtype[Any], str]()
-    for name, array in arrays.items():
-        if array.dtype in (np.float32, np.float64):
-            floats.setdefault(array.dtype, name)
-        elif array.dtype.kind not in "iub" or array.dtype == np.uint64:
-            faults.append(f"entry {name!r} has dtype {array.dtype}. Use float32, float64, bool or integers.")
-    if len(floats) > 1:
-        seen = ", ".join(f"{dtype} ({name!r})" for dtype, name in floats.items())
-        faults.append(f"the model mixes float dtypes: {seen}. Use one of them for all float entries.")
-    return faults
-
 
 class Storage(Settings):
     """Where a pool is stored.
 
-    Parameters
-    ----------
-    mmap_share : float
-        A pool larger than this share of the machine's (or the container's) memory is kept in a memory-mapped file; with
-        0 every pool is.
-    folder : path, optional
-        Folder of that file; None is the system's temporary folder. The file has no name and disappears with the pool or
-        the process.
+    A pool larger than the share `mmap_share` of the machine's (or the container's) memory is kept in a memory-mapped
+    file in `folder` (None: the system's temporary folder). The file has no name and disappears with the process.
     """
 
     mmap_share: float = Field(default=0.5, ge=0)
@@ -180,24 +123,7 @@ class Storage(Settings):
 
 
 class Pool:
-    """K models of one layout.
-
-    Parameters
-    ----------
-    layout : Layout
-        Layout of every model.
-    k : int
-        Number of models, 1 or more.
-    storage : Storage, optional
-        When and where to use a file instead of memory.
-
-    Attributes
-    ----------
-    rows : float array (K, d)
-        The models' float values, C-contiguous.
-    integers : int64 array (K, i)
-        Their integer entries.
-    """
+    """K models of one layout: `rows` (K, d) are their float values, `integers` int64 (K, i) their integer entries."""
 
     def __init__(self, layout: Layout, k: int, storage: Storage | None = None) -> None:
         self.layout = layout
@@ -208,8 +134,6 @@ class Pool:
         return len(self.rows)
 
     def _allocate(self, k: int) -> tuple[Array, NDArray[np.int64]]:
-        if k < 1:
-            raise ValueError(f"a pool needs at least one model, not {k}")
         shape, dtype = (k, self.layout.size), self.layout.dtype
         integers = np.zeros((k, self.layout.integer_size), np.int64)
         size = k * self.layout.size * dtype.itemsize
@@ -223,10 +147,10 @@ class Pool:
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a SIGBUS later
                 return np.asarray(np.memmap(file, dtype, "r+", shape=shape)), integers
         except OSError as error:
-            raise StorageError(
-                f"no room for a pool of {k} models, {size} bytes, in {folder or 'the temporary folder'}: {error}. "
-                "Free space there, name another folder or raise mmap_share."
-            ) from error
+            where = (
+                f"{size} bytes, in {folder or 'the temporary folder'}: {error}. Free space there, name another folder"
+            )
+            raise StorageError(f"no room for a pool of {k} models, {where} or raise mmap_share.") from error
 
     def fill(self, arrays: Mapping[str, Array]) -> None:
         """Make every model a copy of `arrays`."""
@@ -234,8 +158,10 @@ class Pool:
         self.rows[1:], self.integers[1:] = self.rows[0], self.integers[0]
 
     def write(self, i: int, arrays: Mapping[str, Array]) -> None:
-        """Copy a model into row i; raise an UploadError if it is not of this layout, the row is then unchanged."""
-        self.layout.write(arrays, self.rows[i], self.integers[i])
+        """Copy a model of this layout into row i."""
+        for entry in self.layout.entries:
+            row = (self.integers if entry.is_integer else self.rows)[i]
+            row[entry.start : entry.stop] = arrays[entry.name].reshape(-1)
 
     def model(self, i: int) -> Arrays:
         """Return model i as views of the pool."""
@@ -245,12 +171,9 @@ class Pool:
         """Return the uniform mean of the `members` (None: of all): floats summed in float64, integers truncated."""
         return self.layout.views(*self.mean_row(members))
 
-    def mean_row(
-        self, members: Sequence[int] | None = None, out: Array | None = None
-    ) -> tuple[Array, NDArray[np.int64]]:
-        """Return :meth:`mean` as one row of float values (d,), `out` if given, and a new one of integers (i,)."""
-        slots = self.slots(members)
-        row = np.empty(self.layout.size, self.layout.dtype) if out is None else out
+    def mean_row(self, members: Sequence[int] | None = None) -> tuple[Array, NDArray[np.int64]]:
+        """Return :meth:`mean` as a new row of float values (d,) and one of integers (i,)."""
+        slots, row = self._slots(members), np.empty(self.layout.size, self.layout.dtype)
         loops.mean(self.rows, slots, row)
         return row, self.mean_integers(slots)
 
@@ -259,51 +182,53 @@ class Pool:
         mean: NDArray[np.int64] = mixed_integers(self.integers[slots], np.full((1, len(slots)), 1 / len(slots)))[0]
         return mean
 
-    def slots(self, members: Sequence[int] | NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Return `members` as an array of slots, one at least; None is all."""
-        slots = np.arange(len(self)) if members is None else np.asarray(members, np.int64)
-        if not len(slots):
-            raise ValueError("no member of the pool was named; give at least one slot")
-        return slots
+    def _slots(self, members: Sequence[int] | None) -> NDArray[np.int64]:
+        return np.arange(len(self)) if members is None else np.asarray(members, np.int64)
 
     def gram(self, members: Sequence[int] | None = None, columns: slice | None = None) -> NDArray[np.float64]:
         """Return the inner products (m, m) of the members' rows over `columns` (None: all), from one pass."""
-        return loops.gram(self.rows, self.slots(members), columns or slice(None))
+        return loops.gram(self.rows, self._slots(members), columns or slice(None))
 
     def mix(self, mixing: Mixing) -> None:
         """Replace the pool by ``M @ pool``, in place.
 
-        Rows that keep their model are not written, and a value that all models share stays exactly the same. Integer
-        entries are mixed as :func:`mixed_integers` says.
+        Rows that keep their model are not written, and a value that all models share stays exactly the same.
         """
-        if len(mixing.rows) != len(self):
-            raise ValueError(f"a mixing of {len(mixing.rows)} slots does not fit a pool of {len(self)}")
-        targets = mixing.targets
-        if len(targets):
+        if len(targets := mixing.targets):
             loops.mix(self.rows, targets, *mixing.padded())
-            self._mix_integers(mixing)
+            self.integers[targets] = mixed_integers(self.integers, mixing.dense()[targets])
 
-    def _mix_integers(self, mixing: Mixing) -> None:
-        self.integers[mixing.targets] = mixed_integers(self.integers, mixing.dense()[mixing.targets])
+    def follow(self, own: float, mean: Array, step: Array, push: float) -> None:
+        """Set ``w_i = own v_i + (1 - own) mean + push step`` for all slots; `mean` and `step` are rows (d,).
+
+        Integer entries are pulled to their own mean. A `push` of 0 keeps a value that all slots share with the mean.
+        """
+        import torch
+
+        self.integers[...] = pulled(self.integers, own)
+        rows, target, factor = torch.from_numpy(self.rows), torch.from_numpy(mean), self.rows.dtype.type(push)
+
+        def task(_: int, columns: slice) -> None:
+            rows[:, columns].lerp_(target[columns], 1 - own).add_(torch.from_numpy(step[columns] * factor))
+
+        loops.over_blocks(task, len(self), self.rows.itemsize, 0, self.rows.shape[1])
 
     def resize(self, k: int) -> None:
         """Change the number of models; the mean of the pool stays the same.
 
         Growing adds copies of the mean. Shrinking keeps the first k models and adds (old mean - their mean) to their
-        parameters. Their float buffers are set to the old mean instead, because a shifted running variance could become
-        negative. Integer entries of the remaining models do not change.
+        parameters. Their float buffers become the old mean, because a shifted running variance could be negative.
         """
         old, p = len(self), self.layout.parameter_size
         if k == old:
             return
         mean, integers = self.mean_row()
-        survivors = self.mean_row(range(min(k, old)))[0] if k < old else mean
+        survivors = self.mean_row(range(min(k, old)))[0]
         rows, counters = self.rows, self.integers
         self.rows, self.integers = self._allocate(k)
         self.rows[:old], self.integers[:old] = rows[:k], counters[:k]
-        if k > old:
-            self.rows[old:], self.integers[old:] = mean, integers
-        else:
+        self.rows[old:], self.integers[old:] = mean, integers
+        if k < old:
             self.rows[:, :p] += mean[:p] - survivors[:p]
             self.rows[:, p:] = mean[p:]
 
@@ -312,36 +237,17 @@ class Pool:
         return {"rows": self.rows, "integers": self.integers}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Load the models of :meth:`state`, however many; raise a StorageError if they are of another layout."""
-        rows, integers = state["rows"], state["integers"]
-        wanted = (len(rows), self.layout.size), self.layout.dtype, (len(rows), self.layout.integer_size)
-        if (rows.shape, rows.dtype, integers.shape) != wanted or not len(rows):
-            raise StorageError(
-                f"a stored pool has rows {rows.shape} {rows.dtype} and integers {integers.shape}, expected {wanted}. "
-                "Resume with the model the run began with."
-            )
-        if len(rows) != len(self):
-            self.rows, self.integers = self._allocate(len(rows))
-        self.rows[...], self.integers[...] = rows, integers
+        """Load the models of :meth:`state`, however many."""
+        if len(state["rows"]) != len(self):
+            self.rows, self.integers = self._allocate(len(state["rows"]))
+        self.rows[...], self.integers[...] = state["rows"], state["integers"]
 
 
 def mixed_integers(values: NDArray[Any], weights: NDArray[np.float64]) -> NDArray[Any]:
-    """Return weighted means of integers, ``weights @ values``.
+    """Return weighted means of integers ``weights @ values`` (m, i), of the dtype of `values` (n, i).
 
     A mean within 1e-6 of an integer becomes that integer, another is truncated towards zero. A value that all sources
-    share stays as it is, however large.
-
-    Parameters
-    ----------
-    values : integer or bool array (n, i)
-        The sources.
-    weights : float64 array (m, n)
-        Rows sum to 1; with 0 a value is no source.
-
-    Returns
-    -------
-    array (m, i)
-        Of the dtype of `values`.
+    (those of a weight above 0) share stays as it is, however large. Rows of `weights` (m, n) sum to 1.
     """
     floats = values.astype(np.float64)
     mixed = np.empty((len(weights), values.shape[1]), values.dtype)
@@ -365,27 +271,6 @@ def pulled(values: NDArray[np.int64], own: float) -> NDArray[np.int64]:
     """Return integers `values` (n, i), each drawn to the mean of the n: ``own v_i + (1 - own) mean``."""
     n = len(values)
     return mixed_integers(values, own * np.eye(n) + (1 - own) / n)
-
-
-@np.errstate(over="ignore", invalid="ignore")  # of models that are not finite: null in metrics.jsonl
-def diagnostics(gram: NDArray[np.float64], mixing: Mixing | None = None) -> dict[str, float]:
-    """Return how similar the models of a pool are, from their Gram matrix (m, m) of :meth:`Pool.gram`.
-
-    ``pool_similarity_mean`` is the mean cosine over all pairs (1 if there is one model), ``pool_spread`` the root
-    mean square distance of the models to their mean, relative to the mean's norm. With `mixing` they are those of the
-    pool after it, whose Gram matrix is ``M G M^T``. In a pool of several widths they are of the narrowest corner.
-    """
-    if mixing is not None:
-        matrix = mixing.dense()
-        gram = matrix @ gram @ matrix.T
-    m = len(gram)
-    squares = np.maximum(np.diag(gram), 0.0)  # models that cancel each other mix to rounding noise of either sign
-    mean_square = gram.sum() / m**2
-    scale = np.sqrt(np.outer(squares, squares))
-    cosine = np.divide(gram, scale, out=np.zeros_like(gram), where=scale > 0)
-    pairs = cosine[~np.eye(m, dtype=bool)]
-    spread = np.sqrt(max(0.0, squares.mean() - mean_square) / mean_square) if mean_square > 0 else 0.0
-    return {"pool_similarity_mean": float(pairs.mean()) if m > 1 else 1.0, "pool_spread": float(spread)}
 
 
 def memory_bytes() -> int:

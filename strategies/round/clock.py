@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -20,7 +20,8 @@ from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
 
-Seconds = tuple[float, float]
+Pairs = tuple[tuple[float, float], ...] | None
+PerClass = tuple[float, ...] | None
 #: How far the shares of a device mix may sum to something else than 1, for rounding.
 TOLERANCE = 1e-6
 
@@ -52,71 +53,48 @@ class ClockSettings(Settings):
 class Devices(Settings):
     """A mix of device classes, dealt to the clients: how long they compute, and how long they send and receive.
 
-    Each client gets one class for computing and, independently, one for communication. Computing takes ``training``
-    seconds, or ``seconds_per_example`` times examples times epochs. Communication takes ``communication`` seconds, or
-    the bytes of both directions divided by ``bytes_per_second``. A client's class for computing decides its width.
+    Each client gets one class for computing, which also decides its width, and independently one for communication.
     """
 
     name: str = "equal"
     shares: tuple[float, ...] = Field((1.0,), description="share of the clients in each class; they sum to 1")
-    training: tuple[Seconds, ...] | None = Field(
-        None, description="[mean, standard deviation] of a visit's seconds of training, one pair for each class"
-    )
-    communication: tuple[Seconds, ...] | None = Field(
-        None, description="the same for the seconds of communication; unset: none"
-    )
-    seconds_per_example: tuple[float, ...] | None = Field(
+    training: Pairs = Field(None, description="[mean, standard deviation] of a visit's seconds, a pair for each class")
+    communication: Pairs = Field(None, description="the same for the seconds of communication; unset: none")
+    seconds_per_example: PerClass = Field(
         None, description="instead of training: seconds for one example in one epoch, for each class"
     )
-    bytes_per_second: tuple[float, ...] | None = Field(
-        None, description="instead of communication: rate of the link, for each class"
-    )
+    bytes_per_second: PerClass = Field(None, description="instead of communication: rate of the link, for each class")
     least: float = Field(1.0, gt=0, description="training and communication drawn shorter than this take this long")
-    widths: tuple[float, ...] | None = Field(
-        None, description="share of the model's channels that a device of each class can train; unset: all of them"
-    )
+    widths: PerClass = Field(None, description="width of the model that a device of each class can train; unset: 1")
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        shares = ", ".join(f"{share:g}" for share in self.shares)
         if not self.shares or min(self.shares) < 0 or abs(sum(self.shares) - 1) > TOLERANCE:
-            raise ValueError(f"shares [{shares}] sum to {sum(self.shares):g}; they must be 0 or more and sum to 1")
-        if self.training is not None and self.seconds_per_example is not None:
-            raise ValueError("give training or seconds_per_example, not both")
-        if self.communication is not None and self.bytes_per_second is not None:
-            raise ValueError("give communication or bytes_per_second, not both")
+            raise ValueError(f"shares {list(self.shares)}: they must be 0 or more and sum to 1")
+        for pair in (("training", "seconds_per_example"), ("communication", "bytes_per_second")):
+            if all(getattr(self, name) is not None for name in pair):
+                raise ValueError(f"give {' or '.join(pair)}, not both")
         for name in ("training", "communication", "seconds_per_example", "bytes_per_second", "widths"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.shares):
                 raise ValueError(f"{name} has {len(values)} entries for {len(self.shares)} shares; give one for each")
-        for name in ("training", "communication"):
-            for mean, deviation in getattr(self, name) or ():
-                if mean <= 0 or deviation < 0:
-                    raise ValueError(f"{name} [{mean:g}, {deviation:g}]: a duration is above 0, a deviation 0 or more")
-        if any(not 0 < width <= 1 for width in self.widths or ()):
-            raise ValueError(f"widths {list(self.widths or ())}: each must be above 0, and 1 at most")
-        for name in ("seconds_per_example", "bytes_per_second"):
-            if any(value <= 0 for value in getattr(self, name) or ()):
-                raise ValueError(f"{name} {list(getattr(self, name))}: each must be above 0")
+        for mean, deviation in (*(self.training or ()), *(self.communication or ())):
+            if mean <= 0 or deviation < 0:
+                raise ValueError(f"[{mean:g}, {deviation:g}]: a duration is above 0, a deviation 0 or more")
+        for value in (*(self.seconds_per_example or ()), *(self.bytes_per_second or ()), *(self.widths or ())):
+            if value <= 0:
+                raise ValueError(f"{value:g}: seconds, rates and widths are above 0")
+        if max(self.widths or (1.0,)) > 1:
+            raise ValueError(f"widths {list(self.widths or ())}: 1 at most")
         return self
 
 
 class VirtualClock:
     """Draws how long each visit takes.
 
-    Parameters
-    ----------
-    devices : Devices
-        The mix of devices.
-    seed, clients : int
-        The run's seed, which deals the classes and draws the durations; number of clients.
-    examples, epochs : sequence of int, int
-        Number of examples of each client, and local epochs of a visit.
-    deadline_s : float, optional
-        Longest visit in virtual seconds; a longer one is lost.
+    `devices` are dealt to so many `clients` by the run's `seed`; `examples` has the number of examples of each client,
+    `epochs` are those of a visit. A visit of more than `deadline_s` virtual seconds is lost.
     """
-
-    real = False
 
     def __init__(
         self,
@@ -133,7 +111,7 @@ class VirtualClock:
         self.processors = deal(devices.shares, clients, stream(seed, "devices", 0))
         self.links = deal(devices.shares, clients, stream(seed, "devices", 1))
 
-    def seconds(self, client: int, visit: int, nbytes: int, epochs: int | None = None) -> float:
+    def seconds(self, client: int, visit: int, nbytes: int, epochs: Any = None) -> float:
         """Return how long visit number `visit` of `client` takes, with `nbytes` sent in both directions together.
 
         `epochs` is for a visit with another number of local epochs than the clock's.
@@ -143,7 +121,7 @@ class VirtualClock:
         link = self.links[client % len(self.links)]
         if devices.seconds_per_example is not None:
             examples = self.examples[client % len(self.examples)] if self.examples else 1
-            passes = self.epochs if epochs is None else epochs
+            passes = self.epochs if epochs is None else int(epochs)
             compute = examples * passes * devices.seconds_per_example[processor]
         elif devices.training is not None:
             compute = max(devices.least, float(draw.normal(*devices.training[processor])))
@@ -156,24 +134,15 @@ class VirtualClock:
         return compute
 
     def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
-        """Return when a visit that starts at `start` ends, and whether its client is asked at all.
-
-        A visit that cannot meet the deadline is never trained: its slot is free again at the deadline.
-        """
+        """Return when a visit ends, and whether its client is asked: not if it cannot meet the deadline."""
         seconds = self.seconds(client, visit, nbytes)
         if self.deadline_s is not None and seconds > self.deadline_s:
             return start + self.deadline_s, False
         return start + seconds, True
 
 
-#: Slot and client of a visit that an earlier run has made; None: not known.
-Dispatch = tuple[int | None, int | None]
-
-
 class RealClock:
     """Takes visits in the order in which they arrive; time is what this machine's clock says."""
-
-    real = True
 
     def __init__(self, deadline_s: float | None = None) -> None:
         self.deadline_s = deadline_s
@@ -190,73 +159,40 @@ class RealClock:
         return math.inf, True
 
 
-class ReplayClock(RealClock):
+class ReplayClock:
     """Repeats the visits of an earlier run: the same clients, in the same order, with the same ones lost.
 
-    Parameters
-    ----------
-    events : mapping of int to mapping
-        Index of a visit -> its line of ``visits.jsonl``.
+    `events` has the line of ``visits.jsonl`` of each visit that had ended with that run.
     """
 
-    real = False
-
     def __init__(self, events: Mapping[int, Mapping[str, Any]]) -> None:
-        super().__init__()
-        self.events = events
+        self.events, self.last = events, max(events)
 
     @classmethod
     def read(cls, path: Path) -> ReplayClock:
-        """Return the clock that repeats the visits in the file at `path`.
-
-        Raises
-        ------
-        StorageError
-            If it cannot be read or is no record of one run's visits.
-        """
+        """Return the clock that repeats the visits in the file at `path`; a StorageError if it is no such record."""
         try:
             lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
             events = {int(line["visit"]): line for line in lines}
-            complete = events and all({"client", "finish"} <= line.keys() for line in events.values())
+            complete = events and all({"slot", "client", "start", "finish"} <= one.keys() for one in events.values())
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise StorageError(f"clock.events={path}: not a readable visits.jsonl ({error}). Name a run's.") from error
         if not complete:
             raise StorageError(f"clock.events={path}: no record of visits. Name the visits.jsonl of a run.")
         return cls(events)
 
-    def due(self, index: int, now: float, most: int) -> Sequence[Dispatch]:
-        """Return the slot and client of each visit from `index` on that had begun by `now`, at most `most`.
-
-        None in their place: the earlier run ended before the visit did, and says nothing of it. Whoever was there then,
-        rested or waited, the record says what came of it.
-        """
-        found: list[Dispatch] = []
-        for one in range(index, index + most):
-            event = self.events.get(one)
-            if event is not None and float(event.get("start", now)) > now:
-                break
-            found.append((None, None) if event is None else (event.get("slot"), int(event["client"])))
-        return found
-
-    def kept(self, index: int) -> Set[int]:
-        """Return the slots that have visits in the record after `index`: a visit without an end took none of them."""
-        return {int(event["slot"]) for one, event in self.events.items() if one > index and "slot" in event}
-
     def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
-        """Return when the visit ended in the earlier run, infinity if it did not, and whether it was accepted."""
-        event = self.events.get(index)
-        if event is None:
-            return math.inf, False
+        """Return when the visit ended in the earlier run, and whether it was accepted."""
+        event = self.events[index]
         if (finish := float(event["finish"])) < start:
             raise ConfigError(
                 f"clock.events: visit {index} of the record ended after {finish:.5g} s, and begins here after "
-                f"{start:.5g} s. So this is another run, or lines are missing before: give method, seed, clients and "
-                "slots of the recorded one, and its whole record."
+                f"{start:.5g} s. So this is another run: give method, seed, clients and slots of the recorded one."
             )
         return finish, bool(event.get("accepted"))
 
 
-Clock = VirtualClock | RealClock
+Clock = VirtualClock | RealClock | ReplayClock
 
 
 def budgets_of(devices: Devices, seed: int, clients: int) -> dict[int, float]:

@@ -12,25 +12,26 @@ as it is connected. Further claims are refused, logged and counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from logging import ERROR, INFO, WARNING, LogRecord
+from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import FLOWER_LOGGER, log
 from flwr.serverapp import Grid
 
 from fedcross.core.errors import FederationError
-from fedcross.core.registration import bound_partition, fingerprint
-from fedcross.strategies.round.ledger import Ledger
+from fedcross.core.settings import bound_partition, fingerprint
 from fedcross.strategies.round.polling import LocalClients, receive
+
+if TYPE_CHECKING:
+    from fedcross.strategies.round.ledger import Ledger
 
 #: Seconds that one refresh waits for answers, and after which a node that has not answered is asked again.
 QUERY_WAIT_S, QUERY_OPEN_S = 30.0, 300.0
 #: Seconds between two lines that say that the server waits for clients, and between two looks.
 SAID_S, LOOK_S = 60.0, 0.5
-#: Most nodes that one line of the log names.
-MOST_NAMED = 5
 #: Flower's error code for an exception in the ClientApp. Other codes are lost nodes and crashes: those are asked again.
 NO_ANSWER_TO_QUERIES = 2
 #: What Flower's simulation logs, with two tracebacks, for a node whose ClientApp has no handler for queries.
@@ -39,6 +40,13 @@ EXPECTED_FAULTS = ("No query function registered", "An exception was raised when
 
 class Nodes:
     """The nodes that are connected now.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Counts refused claims, and is told that the server waits.
+    budgets : mapping of int to float
+        Partition -> width of its device, where the configuration says it.
 
     Attributes
     ----------
@@ -50,25 +58,26 @@ class Nodes:
         Nodes that are left out for the rest of the run: a reply of theirs killed the server.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger, budgets: Mapping[int, float]) -> None:
+        self._ledger, self.budgets = ledger, budgets
         self.online: dict[int, int] = {}
         self.keys: dict[int, str] = {}
         self.excluded: set[int] = set()
         self._widths: dict[int, float] = {}  # node -> width of its device, where it told one
-        self._bound: dict[int, int | None] = {}  # node -> the partition that its key was registered for
-        self._registered: dict[int, str] = {}  # node -> when its key was registered
+        self._registered: dict[int, tuple[int | None, str]] = {}  # node -> partition of its key, and since when
         self._refused: set[tuple[int, int]] = set()  # claims that were refused before: node, partition
         self._partition_of: dict[int, int] = {}
         self._last: list[int] | None = None  # connected nodes at the last refresh; None unless all were known
         self._said: set[object] = set()  # what was logged of nodes that do not tell their partition
         self._asked: dict[str, tuple[int, float]] = {}  # open queries: message id -> node, when it was asked
+        self._awaited: set[int] = set()  # nodes for whose answer a refresh has waited
+        self._claims_seen = False  # whether a node has told its partition beside some that do not
         self._gathering = True  # until enough clients were there for a first round
-        self._until: dict[int, float] = {}  # node -> until when a refresh waits for its answer
 
-    def width(self, partition: int) -> float | None:
-        """Return the width that the partition's holder has told of its device; None if it told none."""
-        return self._widths.get(self.online.get(partition, -1))
+    def budget(self, partition: int) -> float:
+        """Return the width of a partition's device: what its node has told, else the configuration, else 1."""
+        told = self._widths.get(self.online.get(partition, -1))
+        return self.budgets.get(partition, 1.0) if told is None else told
 
     def widths(self) -> dict[int, float]:
         """Return partition -> width of its device, for the connected ones whose holder has told one."""
@@ -98,22 +107,19 @@ class Nodes:
     def _look_up(self, grid: Grid) -> None:
         """Learn which partitions keys were registered for, and when."""
         for node in grid.get_nodes() if hasattr(grid, "get_nodes") else ():
-            self._bound[node.node_id] = bound_partition(node.name)
-            self._registered[node.node_id] = node.registered_at
+            self._registered[node.node_id] = bound_partition(node.name), node.registered_at
             if key := bytes(getattr(node, "public_key", b"")):
                 self.keys[node.node_id] = fingerprint(key)
 
     def _holders(self, online: Collection[int]) -> dict[int, int]:
         """Return partition -> the node that holds it, in the order of the partitions; refuse all other claims."""
         claims: dict[int, list[int]] = {}
-        binding = any(bound is not None for bound in self._bound.values())
+        binding = any(bound is not None for bound, _ in self._registered.values())
         for node, partition in self._partition_of.items():  # in the order of their answers
-            if node not in online:
-                continue
-            if binding and (bound := self._bound.get(node)) != partition:
-                told = "no partition, others' are" if bound is None else f"partition {bound}"
-                self._refuse(node, partition, f"its key is registered for {told}")
-            else:
+            bound = self._registered.get(node, (None, ""))[0]
+            if node in online and binding and bound != partition:
+                self._refuse(node, partition, f"its key is registered for partition {bound}")
+            elif node in online:
                 claims.setdefault(partition, []).append(node)
         found = {}
         for partition, nodes in sorted(claims.items()):
@@ -125,9 +131,8 @@ class Nodes:
 
     def _rank(self, node: int) -> tuple[bool, bool, str]:
         """Return the place of `node` among those that claim its partition; of equal ones, the first to answer leads."""
-        since = self._registered.get(node, "")
-        holds = self.online.get(self._partition_of[node]) == node
-        return not holds, not since, since
+        since = self._registered.get(node, (None, ""))[1]
+        return self.online.get(self._partition_of[node]) != node, not since, since
 
     def _refuse(self, node: int, partition: int, why: str) -> None:
         if (node, partition) not in self._refused:
@@ -140,8 +145,7 @@ class Nodes:
     ) -> list[int]:
         """Refresh until `count` partitions and all `wanted` ones are online, or `wait_s` seconds have passed.
 
-        An `endless` wait says once a minute that it goes on. The rest of `wanted` and of `count` are given `wait_s`
-        seconds in any case.
+        An `endless` wait for `count` says once a minute that it goes on.
 
         Raises
         ------
@@ -152,28 +156,28 @@ class Nodes:
         said = began - SAID_S
         while True:
             partitions = self.refresh(grid)
-            waited = time.monotonic() - began
-            enough = len(partitions) >= count
-            if enough and (waited >= wait_s or set(wanted) <= set(partitions)):
+            found, now = len(partitions), time.monotonic()
+            waited = now - began
+            if found >= count and (waited >= wait_s or set(wanted) <= set(partitions)):
                 self._gathering = False
                 return partitions
-            if not enough and simulated(grid) and len(list(grid.get_node_ids())) < count:
+            if found < count and simulated(grid) and len(list(grid.get_node_ids())) < count:
                 raise FederationError(
-                    f"{len(partitions)} clients are simulated, {count} are needed, and no more will come. "
+                    f"{found} clients are simulated, {count} are needed, and no more will come. "
                     f'Say how many: flwr run --federation-config "num-supernodes={count}".'
                 )
-            if not enough and waited >= wait_s and not endless:
+            if found < count and waited >= wait_s and not endless:
                 raise FederationError(
-                    f"{len(partitions)} clients are connected after {wait_s:.0f} s, {count} are needed."
-                    f"{self._missing(grid)} Start more clients, raise federation.wait_s or lower "
-                    "federation.min_clients."
+                    f"{found} clients are connected after {wait_s:.0f} s, {count} are needed.{self._missing(grid)} "
+                    "Start more clients, raise federation.wait_s or lower federation.min_clients."
                 )
-            if not enough and time.monotonic() - said >= SAID_S:
-                said = time.monotonic()
-                facts = {"connected": len(partitions), "needed": count, "seconds": wait_s}
-                self._ledger.say("waiting_for_clients", round=self._ledger.report.round, **facts)
-                log(INFO, "fedcross: %d of %d clients are connected, waiting.%s", len(partitions), count,
-                    self._missing(grid) if waited else "")  # fmt: skip
+            if found < count and now - said >= SAID_S:
+                said = now
+                facts = {"round": self._ledger.report.round, "connected": found, "needed": count, "seconds": wait_s}
+                if self._ledger.tell:
+                    self._ledger.tell("waiting_for_clients", facts)
+                missing = self._missing(grid) if waited else ""
+                log(INFO, "fedcross: %d of %d clients are connected, waiting.%s", found, count, missing)
             time.sleep(LOOK_S)
 
     def _ask(self, grid: Grid, nodes: list[int]) -> dict[int, int]:
@@ -182,61 +186,62 @@ class Nodes:
         A query stays open for :data:`QUERY_OPEN_S`, and each refresh looks for its reply. Nodes of another app, which
         reply with an exception because they do not know this query, are numbered in the order of their node ids.
         """
-        found: dict[int, int] = {}
-        foreign: list[int] = []
         now = time.monotonic()
         self._asked = {key: one for key, one in self._asked.items() if one[1] + QUERY_OPEN_S > now}
-        waiting = {node for node, _ in self._asked.values()}
-        asked = {
-            node: Message(RecordDict({"config": ConfigRecord({})}), dst_node_id=node, message_type=MessageType.QUERY)
-            for node in nodes
-            if node not in waiting
-        }
-        for message_id, node in zip(grid.push_messages(asked.values()), asked):
-            if message_id:  # else it could not be sent
-                self._asked[message_id] = node, now
+        open_to = {node for node, _ in self._asked.values()}
+        new = [node for node in nodes if node not in open_to]
+        queries = [
+            Message(RecordDict({"config": ConfigRecord({})}), dst_node_id=node, message_type=MessageType.QUERY)
+            for node in new
+        ]
+        self._asked |= {one: (node, now) for one, node in zip(grid.push_messages(queries), new) if one}
+        found: dict[int, int] = {}
+        foreign: list[int] = []
         for reply in self._answers(grid, now):
             node, _ = self._asked.pop(reply.metadata.reply_to_message_id)
             if reply.has_error():
-                if reply.error.code == NO_ANSWER_TO_QUERIES:
-                    foreign.append(node)
+                foreign += [node] if reply.error.code == NO_ANSWER_TO_QUERIES else []
                 continue
             config = reply.content.config_records.get("config", ConfigRecord({}))
-            partition = config.get("partition-id", -1)
+            partition, width = config.get("partition-id"), config.get("device-width")
             if isinstance(partition, int) and not isinstance(partition, bool) and partition >= 0:
                 found[node] = partition
-                width = config.get("device-width")
                 if isinstance(width, int | float) and not isinstance(width, bool) and 0 < width <= 1:
                     self._widths[node] = float(width)
-        if foreign:
-            self._say_foreign(len(foreign), numbered=not found)
-        if foreign and not found:
-            first = 1 + max(self._partition_of.values(), default=-1)
-            return {node: first + index for index, node in enumerate(sorted(foreign))}
-        return found
+        if not foreign:
+            return found
+        self._claims_seen = self._claims_seen or bool(found)
+        what = "left out: others tell it" if self._claims_seen else "numbered by node id"
+        if what not in self._said:
+            self._said.add(what)
+            log(
+                WARNING if self._claims_seen else INFO, "fedcross: %d nodes do not tell their partition, they are %s. "
+                "The ClientApp needs fedcross.tell_partition(app)", len(foreign), what,
+            )  # fmt: skip
+        first = 1 + max(self._partition_of.values(), default=-1)
+        return found if self._claims_seen else {node: first + index for index, node in enumerate(sorted(foreign))}
 
     def _answers(self, grid: Grid, now: float) -> list[Message]:
-        """Return the answers to the open queries; after the start, wait for each node at most once."""
-        for node, _ in self._asked.values():
-            if self._gathering:  # nothing can begin without them
-                self._until[node] = now + QUERY_WAIT_S
-            self._until.setdefault(node, now if self._bound.get(node) is not None else now + QUERY_WAIT_S)
-        awaited = {one for one, (node, _) in self._asked.items() if self._until[node] > now}
-        longest = max((self._until[self._asked[one][0]] for one in awaited), default=now)
+        """Return the answers to the open queries; after the start, wait for each node at most once.
+
+        A node whose key names its partition is not waited for.
+        """
+        known = self._awaited | {node for node, (bound, _) in self._registered.items() if bound is not None}
+        awaited = {one for one, (node, _) in self._asked.items() if self._gathering or node not in known}
+        self._awaited.update(node for node, _ in self._asked.values())
         with _without_expected_faults():
             late = self._asked.keys() - awaited
-            replies = [*receive(grid, awaited, longest - now), *receive(grid, late, 0.0)]
+            replies = [*receive(grid, awaited, QUERY_WAIT_S), *receive(grid, late, 0.0)]
         answered = {reply.metadata.reply_to_message_id for reply in replies}
-        silent = [
-            node for one, (node, since) in self._asked.items()
+        silent = {
+            node
+            for one, (node, since) in self._asked.items()
             if one not in answered and (one in awaited or now - since > QUERY_WAIT_S)
-        ]  # fmt: skip
-        if new := [node for node in sorted(silent) if node not in self._said]:
+        }
+        if new := sorted(silent - self._said):
             self._said.update(new)
-            log(
-                WARNING, "fedcross: no word from node %s on its partition after %.0f s; left out until it answers",
-                self._named(new), QUERY_WAIT_S,
-            )  # fmt: skip
+            log(WARNING, "fedcross: no word from node %s on its partition after %.0f s; left out until it answers",
+                self._named(new), QUERY_WAIT_S)  # fmt: skip
         return replies
 
     def _missing(self, grid: Grid) -> str:
@@ -247,31 +252,9 @@ class Nodes:
         return told + (f" Not connected any more: node {self._named(gone)}." if gone else "")
 
     def _named(self, nodes: list[int]) -> str:
-        """Return the ids of `nodes` as a list for a person, with key and partition where they are known."""
-
-        def one(node: int) -> str:
-            bound = self._bound.get(node)
-            partition = self._partition_of.get(node) if bound is None else bound
-            facts = [
-                f"{what} {it}"
-                for what, it in (("key", self.keys.get(node)), ("partition", partition))
-                if it is not None
-            ]
-            return f"{node} ({', '.join(facts)})" if facts else str(node)
-
-        more = f" and {len(nodes) - MOST_NAMED} more" if len(nodes) > MOST_NAMED else ""
-        return ", ".join(map(one, nodes[:MOST_NAMED])) + more
-
-    def _say_foreign(self, count: int, *, numbered: bool) -> None:
-        """Log, in one line and once, that nodes do not tell their partitions."""
-        if (what := "they are numbered by node id" if numbered else "they are left out: others tell it") in self._said:
-            return
-        self._said.add(what)
-        log(
-            INFO if numbered else WARNING,
-            "fedcross: %d nodes do not tell their partition, %s. The ClientApp needs fedcross.tell_partition(app)",
-            count, what,
-        )  # fmt: skip
+        """Return at most five ids of `nodes`, with their keys where they are known."""
+        told = [f"{node} (key {self.keys[node]})" if node in self.keys else str(node) for node in nodes[:5]]
+        return ", ".join(told) + (f" and {len(nodes) - 5} more" if len(nodes) > 5 else "")
 
 
 def simulated(grid: Grid) -> bool:

@@ -1,15 +1,10 @@
-"""Visits that are under way: what is sent when, which reply belongs to which visit, and which of them ends next.
-
-Each visit is an exchange of its own (:mod:`strategies.round.exchange`) with one slot. Visits that have ended are
-written to the same log of replies as rounds.
-"""
+"""Visits that are under way: what is sent when, which reply belongs to which visit, and which of them ends next."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,15 +13,14 @@ from flwr.serverapp import Grid
 
 from fedcross.core.errors import FederationError, UploadError
 from fedcross.strategies.method import Round, Task, Upload
-from fedcross.strategies.round.clock import Clock, RealClock, ReplayClock
+from fedcross.strategies.round.clock import Clock, RealClock
 from fedcross.strategies.round.driver import Driver
-from fedcross.strategies.round.exchange import ARRIVED, Exchange
+from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.lead import Lead
-from fedcross.strategies.round.polling import poll
-from fedcross.strategies.wire.protocol import Payload, Ticket
+from fedcross.strategies.round.polling import Pauses
 
-#: Client of a visit of which a replay knows only that it never ended.
-NOBODY = -1
+#: Metric of an upload in the log of accepted replies: when it arrived, in seconds of the real clock.
+ARRIVED = "clock-seconds"
 
 
 @dataclass
@@ -35,22 +29,16 @@ class Visit:
 
     Attributes
     ----------
-    index : int
-        Number of the visit in the run, from 0, in the order of dispatch.
-    slot, client : int
-        Whose model it trains, and who trains it (:data:`NOBODY` where a replay cannot know).
+    index, slot, client : int
+        Number of the visit in the run, from 0, in the order of dispatch; whose model it trains; who trains it.
     round, repeat : int
         Key the client's random draws: ``1 + index // K``, and how often this client was asked before in that round.
     start, finish : float
         Seconds of the run's clock; `finish` is infinite while nobody knows it.
-    trained : bool
-        Whether the client is asked at all: not if it cannot meet the deadline.
-    seen : int
-        Uploads that the server had accepted when it sent the model.
-    task : Task or None
-        What was sent; None to nobody.
-    asked : bool
-        Whether the client has been asked, by this process or by one before it.
+    trained, asked : bool
+        Whether the client is asked at all (not if it cannot meet the deadline), and whether it has been.
+    seen, task : int, Task
+        Uploads that the server had accepted when it sent the model; what it sent.
     """
 
     index: int
@@ -62,13 +50,36 @@ class Visit:
     finish: float
     trained: bool
     seen: int
-    task: Task | None
+    task: Task
     asked: bool = False
+
+
+class VisitExchange(Exchange):
+    """The exchange of visit `index`: `arrived`, the real clock, says when its reply came; the log has its own place."""
+
+    def __init__(
+        self, *arguments: Any, log_place: Round, index: int, arrived: Callable[[], float] | None,
+        deadline_s: float | None, **keywords: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(*arguments, **keywords)
+        self.log_place, self.arrived, self.place = log_place, arrived, {"visit": index}
+        self.deadline += 0 if deadline_s is None else deadline_s - self.settings.deadline_s
+
+    def accepted(self, upload: Upload) -> None:
+        """Put an accepted upload into the log of replies, with the time of its arrival."""
+        if self.arrived is not None:
+            upload.metrics = {**upload.metrics, ARRIVED: self.arrived()}
+        if self.ledger.log is not None:
+            self.ledger.log.accept(self.log_place, upload)
 
 
 @dataclass
 class VisitsState:
-    """What a checkpoint holds of the visits: time, counts, slots from the least to the most recently trained one."""
+    """What a checkpoint holds of the visits: time, counts, slots from the least to the most recently trained one.
+
+    `resting` are clients whose visit was lost since the last accepted upload; `last_asked` has the round and repeat of
+    each client's last visit.
+    """
 
     queue: list[int]
     lead: Lead
@@ -76,45 +87,40 @@ class VisitsState:
     dispatched: int = 0
     finished: int = 0
     accepted: int = 0
-    resting: set[int] = field(default_factory=set)  # clients whose visit was lost since the last accepted upload
-    last_asked: dict[int, tuple[int, int]] = field(default_factory=dict)  # client -> round and repeat of its last visit
+    resting: set[int] = field(default_factory=set)
+    last_asked: dict[int, tuple[int, int]] = field(default_factory=dict)
     open: list[Visit] = field(default_factory=list)
 
 
 class OpenVisits(Driver):
-    """Sends the visits that are under way and collects their replies.
+    """Sends the visits that are under way and collects their replies; each visit is an exchange of its own."""
 
-    ``_exchanges`` has request and reply of each slot's visit, once this process has asked.
-    """
-
-    _asked_now: set[int]
+    grid: Grid
+    visits: VisitsState
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self.slots = self.start.clients_per_round
+        self.slots, log = self.start.clients_per_round, self.ledger.log
         self.visits = VisitsState(list(range(self.slots)), Lead(self.settings.lead))
-        self._clock: Clock = self.clock or RealClock()
-        self._exchanges: dict[int, Exchange] = {}  # slot -> request and reply of its visit, once this process has asked
-        self._arrived: deque[Visit] = deque()  # ended visits that are still to be handled, on the real clock
-        self._logged: deque[tuple[int, int, float | None]] | None = None  # the log's order, before a crash
+        self.time: Clock = self.clock or RealClock()
+        self.exchange_of: dict[int, VisitExchange] = {}  # slot -> its visit's, once this process has asked
+        self.asked_now: set[int] = set()  # clients asked in this round
+        #: When lost visits ended, as the log of replies says after a crash: place -> seconds of the run's clock.
+        self._ends = {(number, place): at for number, place, at in (log.order() if log else ()) if at is not None}
 
-    @property
-    def open_visits(self) -> dict[int, Visit]:
-        """Slot -> its visit that is under way."""
-        return {visit.slot: visit for visit in self.visits.open}
-
-    def _round(self, number: int, exchange: int, clients: tuple[int, ...], slots: tuple[int, ...]) -> Round:
+    def round_of(self, number: int, exchange: int, clients: tuple[int, ...], slots: tuple[int, ...]) -> Round:
+        """Return the round that a method sees: `exchange` counts dispatches, or arrivals."""
         s = self.settings
         connected = dict.fromkeys(self.available, 1.0)
         return Round(number, exchange, clients, s.seed, s.rounds, s.clients_per_round, len(slots), slots, connected)
 
-    def _payload(self, current: Round, task: Task) -> Payload:
-        (payload,) = self.sender.payloads(current, [task])
-        return payload
+    def _place(self, visit: Visit) -> Round:
+        """Return the place of `visit` in the log of replies: two numbers that no other visit has."""
+        return self.round_of(visit.round, visit.index % self.slots, (visit.client,), ())
 
-    # ---- requests and replies -----------------------------------------------------------------------------------
+    # ---- requests -----------------------------------------------------------------------------------------------
 
-    def _ask_all(self, grid: Grid, needed: Collection[int] = ()) -> None:
+    def ask_all(self, needed: Collection[int] = ()) -> None:
         """Send what has not been sent, the visit that ends first before the others.
 
         A visit that must end after the last planned round is not sent unless its slot is `needed` after all.
@@ -123,48 +129,45 @@ class OpenVisits(Driver):
         left = max(self.settings.rounds * self.slots - self.visits.finished, 0)
         horizon = ends[left - 1] if 0 < left <= len(ends) else math.inf
         for visit in sorted(self.visits.open, key=lambda one: (one.finish, one.slot)):
-            if (
-                visit.slot not in self._exchanges
-                and visit.trained
-                and (visit.finish <= horizon or visit.slot in needed)
-            ):
-                self._ask(visit, grid)
+            wanted = visit.finish <= horizon or visit.slot in needed
+            if visit.slot not in self.exchange_of and visit.trained and wanted:
+                self._ask(visit)
 
-    def _ask(self, visit: Visit, grid: Grid) -> None:
+    def _ask(self, visit: Visit) -> None:
         """Send the request of `visit`, unless the log has its end."""
-        sender, place, client, task = self.sender, self._place(visit), visit.client, visit.task
-        if task is None:  # a replay knows nothing of it
-            return
-        current = self._round(visit.round, visit.repeat, (client,), (visit.slot,))
-        payload = self._payload(current, task)
-        self._asked_now.add(client)
+        ledger, place, client = self.ledger, self._place(visit), visit.client
+        current = self.round_of(visit.round, visit.repeat, (client,), (visit.slot,))
+        payloads = self.payloads(current, [visit.task])
+        self.asked_now.add(client)
         if visit.asked:  # by the process before this one, which has counted it
-            sender.clients.requests[client] -= 1
+            ledger.clients.requests[client] -= 1
         visit.asked = True
-        over = sender.log is not None and sender.log.is_over(place)
-        clock, real = self._clock, self._clock.real
-        arrived = (lambda: clock.now(self.visits.now)) if real and isinstance(clock, RealClock) else None
-        exchange = self._exchanges[visit.slot] = Exchange(
-            current, grid, [payload], sender, {"visit": visit.index}, (), sender.before(place, [payload]), over,
-            deadline_s=clock.deadline_s if real else None, log_place=place, arrived=arrived,
+        over = ledger.log is not None and ledger.log.is_over(place)
+        arrived = (self._now, self.time.deadline_s) if isinstance(self.time, RealClock) else (None, None)
+        exchange = self.exchange_of[visit.slot] = VisitExchange(
+            ledger, current, self.visit(current), self.grid, payloads, before=ledger.logged(place, payloads), over=over,
+            log_place=place, index=visit.index, arrived=arrived[0], deadline_s=arrived[1],
         )  # fmt: skip
         exchange.send()
-        if over or exchange.inherited:  # asked by the process before this one; it counts when it ends, as every visit
-            exchange.counts.update({"requests": 1, "bytes": payload.nbytes})
+        if over or exchange.inherited:  # asked by the process before this one
+            visit.finish = self._ends.get((place.number, place.exchange), visit.finish)
         elif not exchange.waiting:
-            self._ended(visit)
+            self._lost(visit)
 
-    def _place(self, visit: Visit) -> Round:
-        """Return the place of `visit` in the log of replies: two numbers that no other visit has."""
-        return self._round(visit.round, visit.index % self.slots, (visit.client,), ())
+    def _now(self) -> float:
+        """Return the seconds of the real clock, later than the last event."""
+        return self.time.now(self.visits.now) if isinstance(self.time, RealClock) else self.visits.now
 
-    def _upload(self, visit: Visit) -> Upload | None:
-        exchange = self._exchanges.get(visit.slot)
+    # ---- replies ------------------------------------------------------------------------------------------------
+
+    def upload_of(self, visit: Visit) -> Upload | None:
+        """Return the accepted upload of an open visit, None so far or for ever."""
+        exchange = self.exchange_of.get(visit.slot)
         return None if exchange is None else exchange.won.get(visit.slot)
 
     def _waits(self, visit: Visit) -> bool:
-        exchange = self._exchanges.get(visit.slot)
-        return exchange is not None and bool(exchange.waiting)
+        exchange = self.exchange_of.get(visit.slot)
+        return exchange is not None and bool(exchange.open_slots)
 
     def stray(self, reply: Message) -> None:
         """Take a reply that somebody else has pulled from the grid."""
@@ -174,114 +177,70 @@ class OpenVisits(Driver):
         """Hand each reply to its visit."""
         for reply in replies:
             asked = reply.metadata.reply_to_message_id
-            sent = [v for v in self.visits.open if v.slot in self._exchanges]
-            visit = next((v for v in sent if asked in self._exchanges[v.slot].requests), None)
+            sent = [visit for visit in self.visits.open if visit.slot in self.exchange_of]
+            visit = next((one for one in sent if asked in self.exchange_of[one.slot].requests), None)
             if visit is None:
-                self.ledger.rejected(None, UploadError("unknown", "not an open request"), self.report.rejected)
+                self.ledger.reject(None, UploadError("unknown", "not an open request"), self.report.rejected)
                 continue
             waited = self._waits(visit)
-            self._exchanges[visit.slot].take([reply])
-            if waited and not self._waits(visit):
-                self._ended(visit)
+            self.exchange_of[visit.slot].take([reply])
+            if waited and not self._waits(visit) and self.upload_of(visit) is None:
+                self._lost(visit)
 
-    def _ended(self, visit: Visit) -> None:
+    def _lost(self, visit: Visit) -> None:
         """Note that no reply of `visit` can come any more."""
-        upload = self._upload(visit)
-        if isinstance(self._clock, RealClock) and self._clock.real and upload is None:
-            visit.finish = self._clock.now(self.visits.now)
-        if upload is None and self.sender.log is not None:
-            self.sender.log.end(self._place(visit), visit.finish)
-        self._arrived.append(visit)
+        visit.finish = self._now() if isinstance(self.time, RealClock) else visit.finish
+        if self.ledger.log is not None:
+            self.ledger.log.end(self._place(visit), visit.finish)
 
-    def _poll(self, grid: Grid, visits: Callable[[], Iterable[Visit]]) -> None:
-        """Collect replies until none of `visits` waits, or all of those that wait have passed their deadline."""
-
-        def waiting() -> dict[str, Ticket]:
-            if not any(self._waits(visit) for visit in visits()):
-                return {}
-            return {one: ticket for exchange in self._exchanges.values() for one, ticket in exchange.waiting.items()}
-
-        pull = self.sender.pull if self.settings.networked else None
-        while missing := [self._exchanges[one.slot] for one in visits() if self._waits(one)]:
-            deadline = min(exchange.deadline for exchange in missing)
-            for replies in poll(grid, waiting, deadline, pull):
+    def _await(self, visits: Callable[[], Sequence[Visit]]) -> None:
+        """Collect replies until none of `visits` waits; one whose deadline has passed waits no longer."""
+        pauses = Pauses(self.grid, 0.0)
+        while missing := [self.exchange_of[one.slot] for one in visits() if self._waits(one)]:
+            replied, pauses.deadline = False, min(exchange.deadline for exchange in missing)
+            waiting = {one: sent for exchange in self.exchange_of.values() for one, sent in exchange.waiting.items()}
+            for replies in self.ledger.pull(self.grid, waiting):
                 self._route(replies)
-                for exchange in missing:
-                    exchange.take([])
-            for visit in list(self.visits.open):
-                if self._waits(visit) and self._exchanges[visit.slot].deadline <= time.monotonic():
-                    self._exchanges[visit.slot].open_slots.clear()
-                    self._ended(visit)
+                replied = replied or bool(replies)
+                if not any(map(self._waits, visits())):
+                    return
+            for exchange in missing:
+                exchange.take([])
+            for visit in self.visits.open:
+                if self._waits(visit) and self.exchange_of[visit.slot].deadline <= time.monotonic():
+                    self.exchange_of[visit.slot].open_slots.clear()
+                    self._lost(visit)
+            pauses.wait(replied)
 
-    def _next_virtual(self, grid: Grid) -> list[Visit]:
-        """Return the visits that end next in virtual time, by slot, when all of their replies are there."""
-        first = min(visit.finish for visit in self.visits.open)
+    def next_group(self) -> list[Visit]:
+        """Return the visits that end next, by slot, when their replies are there; on the real clock always one."""
+        visits = self.visits
+        if isinstance(self.time, RealClock):
+            self._await(lambda: () if self._settled() else visits.open)
+            return self._settled()[:1]
+        first = min(visit.finish for visit in visits.open)
         if math.isinf(first):
-            raise FederationError(self._endless())
-        group = sorted((visit for visit in self.visits.open if visit.finish == first), key=lambda one: one.slot)
-        self._ask_all(grid, [visit.slot for visit in group])
-        self._poll(grid, lambda: group)
-        self._arrived.clear()
+            raise FederationError(f"No visit of round {self.report.round} ever ends: lower the seconds of devices.")
+        group = sorted((visit for visit in visits.open if visit.finish == first), key=lambda one: one.slot)
+        self.ask_all([visit.slot for visit in group])
+        self._await(lambda: group)
         return group
 
-    def _endless(self) -> str:
-        """Return why no visit that is under way ends."""
-        if isinstance(self.clock, ReplayClock):
-            return (
-                f"The record has ended {self.visits.finished} visits, and those that are under way in round "
-                f"{self.report.round} are not in it. Lower rounds or clients_per_round to those of the recorded run."
-            )
-        return f"No visit of round {self.report.round} ever ends: lower the seconds of devices."
-
-    def _next_real(self, grid: Grid) -> list[Visit]:
-        """Return the visit that ended next: as the log says after a crash, else as it comes."""
-        visit = self._next_logged()
-        if visit is None:
-            while not self._arrived:
-                self._poll(grid, lambda: () if self._arrived else self.visits.open)
-                self._arrived.extend(one for one in self._settled() if one not in self._arrived)
-            visit = self._arrived.popleft()
-        if (upload := self._upload(visit)) is not None:
-            visit.finish = float(upload.metrics[ARRIVED])
-        visit.finish = max(visit.finish, math.nextafter(self.visits.now, math.inf))  # no two at once
-        return [visit]
-
     def _settled(self) -> list[Visit]:
-        """Return the open visits whose reply is there or cannot come any more, in the order of dispatch."""
-        ended = [one for one in self.visits.open if one.slot in self._exchanges and not self._waits(one)]
-        return sorted(ended, key=lambda one: one.index)
-
-    def _next_logged(self) -> Visit | None:
-        """Return the open visit that ended next before a crash; None when the log has been used up."""
-        while self._logged:
-            number, exchange, at = self._logged.popleft()
-            for visit in self._settled():
-                place = self._place(visit)
-                if (place.number, place.exchange) == (number, exchange):
-                    visit.finish = visit.finish if at is None else at
-                    return visit
-        return None
-
-    # ---- checkpoints --------------------------------------------------------------------------------------------
+        """Return the open visits whose reply is there or cannot come any more, in the order in which they ended."""
+        ended = [one for one in self.visits.open if one.slot in self.exchange_of and not self._waits(one)]
+        for visit in ended:
+            if (upload := self.upload_of(visit)) is not None and isinstance(self.time, RealClock):
+                visit.finish = float(upload.metrics[ARRIVED])
+        return sorted(ended, key=lambda one: (one.finish, one.index))
 
     def saved(self) -> None:
         """Also write replies that have arrived but not been used into the log, which a checkpoint has just emptied."""
         super().saved()
-        if (log := self.sender.log) is None:
+        if (log := self.ledger.log) is None:
             return
-        early = [
-            *self._arrived,
-            *(v for v in self.visits.open if self._upload(v) is not None and v not in self._arrived),
-        ]
-        for visit in early:
-            if (upload := self._upload(visit)) is not None:
+        for visit in self._settled():
+            if (upload := self.upload_of(visit)) is not None:
                 log.accept(self._place(visit), upload)
             else:
                 log.end(self._place(visit), visit.finish)
-
-    def _visits(self) -> VisitsState:
-        return self.visits
-
-    def _resume_visits(self, visits: Any) -> None:
-        self.visits = visits
-        self.visits.lead.most = self.settings.lead

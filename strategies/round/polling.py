@@ -1,10 +1,10 @@
-"""Awaiting replies: polls a grid until all replies are there or the time is over."""
+"""Awaiting replies: pauses between two looks at a grid, and replies as they arrive."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator
+from typing import Protocol, runtime_checkable
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -30,73 +30,38 @@ class LocalClients(Protocol):
     partitions: dict[int, int]
 
 
-@runtime_checkable
-class Forgetful(Protocol):
-    """A grid that can drop requests, as those on this machine can; Flower's own grids cannot."""
+class Pauses:
+    """Pauses between polls of `grid`, longer while no reply comes; none if the grid waits by itself."""
 
-    def forget(self, message_ids: Iterable[str]) -> None:
-        """Drop those of these messages that have no reply yet; none will be pulled."""
+    def __init__(self, grid: Grid, deadline: float) -> None:
+        self.blocking: bool = getattr(grid, "blocking", False)
+        self.deadline, self._pause, self._last = deadline, PAUSE_S, time.monotonic()
+
+    def wait(self, replied: bool) -> None:
+        """Sleep after a poll that has brought replies or none; not beyond the deadline."""
+        now = time.monotonic()
+        left, self._last = self.deadline - now, now if replied else self._last
+        longest = min(MOST_PAUSE_S, max(LONGEST_PAUSE_S, min(WAIT_SHARE * (now - self._last), LEFT_SHARE * left)))
+        self._pause = PAUSE_S if replied else min(self._pause * 2, longest)
+        if left > 0 and not self.blocking:
+            time.sleep(min(self._pause, left))
 
 
 def forget(grid: Grid, message_ids: Iterable[str]) -> None:
-    """Let a grid that can (:class:`Forgetful`) drop those of these requests that have no reply: nobody waits for it."""
-    if isinstance(grid, Forgetful):
-        grid.forget(message_ids)
-
-
-def is_blocking(grid: Grid) -> bool:
-    """Return whether ``pull_messages`` of `grid` waits by itself and every request has exactly one reply."""
-    return isinstance(grid, LocalClients) and grid.blocking
-
-
-def poll(
-    grid: Grid,
-    waiting: Callable[[], Mapping[str, Any] | Collection[str]],
-    deadline: float,
-    pull: Callable[[Grid, Mapping[str, Any]], Iterable[list[Message]]] | None = None,
-) -> Iterator[list[Message]]:
-    """Yield the replies that each poll of the grid finds (may be none), until none is open or the deadline has passed.
-
-    Parameters
-    ----------
-    grid : Grid
-        Polled again after a pause, which grows while no reply comes; without a pause if the grid waits by itself.
-    waiting : callable
-        Returns the ids of the messages whose replies are still missing; called before each poll.
-    deadline : float
-        When to stop, in seconds of ``time.monotonic``; the grid is polled at least once.
-    pull : callable, optional
-        Pulls replies in place of ``grid.pull_messages``, in one or several parts.
-    """
-    pause, blocking, last = PAUSE_S, is_blocking(grid), time.monotonic()
-    while open_now := waiting():
-        replies = False
-        if pull is not None and isinstance(open_now, Mapping):
-            for part in pull(grid, open_now):
-                replies = replies or bool(part)
-                yield part
-                if part and not waiting():
-                    return
-            if not replies:
-                yield []
-        else:
-            found = list(grid.pull_messages(set(open_now)))
-            replies = bool(found)
-            yield found
-        now = time.monotonic()
-        left, last = deadline - now, now if replies else last
-        if left <= 0:
-            return
-        longest = min(MOST_PAUSE_S, max(LONGEST_PAUSE_S, min(WAIT_SHARE * (now - last), LEFT_SHARE * left)))
-        pause = PAUSE_S if replies else min(pause * 2, longest)
-        if not blocking and waiting():
-            time.sleep(min(pause, left))
+    """Let a grid on this machine drop those of these requests that have no reply; Flower's own grids cannot."""
+    if drop := getattr(grid, "forget", None):
+        drop(message_ids)
 
 
 def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:
     """Yield replies to `message_ids` as they arrive, until all have arrived or `timeout_s` seconds have passed."""
-    waiting = {message_id for message_id in message_ids if message_id}
-    for replies in poll(grid, lambda: waiting, time.monotonic() + timeout_s):
+    waiting, deadline = {one for one in message_ids if one}, time.monotonic() + timeout_s
+    pauses = Pauses(grid, deadline)
+    while waiting:
+        replies = list(grid.pull_messages(set(waiting)))
         for reply in replies:
             waiting.discard(reply.metadata.reply_to_message_id)
             yield reply
+        if time.monotonic() >= deadline or not waiting:
+            return
+        pauses.wait(bool(replies))

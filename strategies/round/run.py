@@ -10,8 +10,7 @@ from fedcross.strategies.filters.defence import DefenceFilter
 from fedcross.strategies.method import Method, Start
 from fedcross.strategies.round.clock import Clock
 from fedcross.strategies.round.driver import Driver
-from fedcross.strategies.round.ledger import Ledger, Tell, silent
-from fedcross.strategies.round.sender import ReplyLog, Sender
+from fedcross.strategies.round.ledger import Ledger, ReplyLog, Tell
 from fedcross.strategies.round.settings import RoundSettings
 from fedcross.strategies.round.visits import Visits
 
@@ -24,7 +23,7 @@ def open_run(
     clock: Clock | None = None,
     budgets: Mapping[int, float] | None = None,
     log: ReplyLog | None = None,
-    tell: Tell = silent,
+    tell: Tell | None = None,
     watches: Collection[str] = (),
     base: str = "",
     local_due: Callable[[int], bool] = lambda _: True,
@@ -32,39 +31,17 @@ def open_run(
 ) -> Driver:
     """Return the driver of a run, ready for its first round.
 
-    Parameters
-    ----------
-    method, start, settings
-        What is run, from which model, with how many clients.
-    clock : Clock, optional
-        The run's clock; an asynchronous method takes the real one without.
-    budgets : mapping of int to float, optional
-        Client -> width of its device.
-    log : ReplyLog, optional
-        Keeps accepted replies until a checkpoint covers them.
-    tell, watches
-        Who is told of which events (:class:`strategies.round.ledger.Ledger`).
-    base : str
-        Digest of the part of the model that is neither trained nor sent.
-    local_due : callable
-        Whether clients measure their local accuracy in a round.
-    keep : int, optional
-        How many checkpoints are kept.
+    `clock` is the run's clock (an asynchronous method takes the real one without), `budgets` has the width of each
+    client's device. `tell` hears of every event, if anybody watches one. See :class:`Driver` and :class:`Ledger`.
     """
-    ledger = Ledger(tell, watches, local=settings.nonce and not settings.networked)
-    visits = method.asynchronous
-    per_round = start.clients_per_round if visits else method.exchanges(start.clients_per_round)
-    sized = bool(method.widths(start.corners))
-    sender = Sender(settings, ledger, filters_of(method, start, settings), per_round, log, budgets, base, sized=sized)
-    kind = Visits if visits else Driver
-    return kind(method, start, sender, clock, local_due, keep)
-
-
-def filters_of(method: Method, start: Start, settings: RoundSettings) -> list[Filter]:
-    """Return the filters of a run, from the method to the wire."""
-    found: list[Filter] = []
+    filters: list[Filter] = []  # from the method to the wire
     if settings.defence.enabled and method.comparable:
-        found.append(DefenceFilter(settings.defence, start))
+        filters.append(DefenceFilter(settings.defence, start))
     if not settings.compression.exact:
-        found.append(CompressionFilter(settings.compression, start))
-    return found
+        filters.append(CompressionFilter(settings.compression, start))
+    k = start.clients_per_round
+    per_round = k if method.asynchronous else method.exchanges(k)
+    listener, audits = tell if watches else None, "request_ended" in watches
+    widths = bool(method.widths(start.corners))
+    ledger = Ledger(settings, filters, per_round, log, budgets, base, widths=widths, tell=listener, audits=audits)
+    return (Visits if method.asynchronous else Driver)(method, start, ledger, clock, local_due, keep)

@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fedcross.core.settings import Settings
+from fedcross.strategies.filters.compression import Compression
 from fedcross.strategies.filters.defence import Defence
-from fedcross.strategies.wire.compression import Compression
 
 
 class FederationSettings(Settings):
@@ -38,7 +38,17 @@ class FederationSettings(Settings):
     )
 
 
-class RoundSettings(FederationSettings):
+class AverageSettings(Settings):
+    """Which average of the global models is evaluated and exported (:mod:`strategies.round.average`)."""
+
+    average: Literal["none", "ema", "tail"] = Field(
+        "none", description="evaluate and export an average of the rounds' global models; it is never sent to clients"
+    )
+    average_decay: float = Field(0.95, ge=0, lt=1, description="ema: share of the average that a round keeps")
+    average_from: float = Field(0.5, ge=0, lt=1, description="tail: fraction of the rounds after which the mean begins")
+
+
+class RoundSettings(FederationSettings, AverageSettings):
     """Everything that the driver of a run is set to; the same for every method.
 
     With ``nonce`` a reply must return the request's random nonce, which only fedcross clients do; without it any Flower
@@ -76,6 +86,7 @@ class RoundSettings(FederationSettings):
             compression=config.compression,
             seed=config.seed,
             rounds=config.rounds,
+            **{name: getattr(config, name) for name in AverageSettings.model_fields},
             clients_per_round=config.clients_per_round,
             run=run,
             nonce=True,

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from flwr.serverapp import Grid
 
 from fedcross.core.errors import ConfigError
-from fedcross.strategies.method import Round, Scalar, Task, Upload
+from fedcross.strategies.method import Round, Scalar, Upload
 from fedcross.strategies.round.clock import RealClock, ReplayClock
-from fedcross.strategies.round.ledger import RoundReport, never_asked
-from fedcross.strategies.round.open_visits import NOBODY, OpenVisits, Visit
+from fedcross.strategies.round.ledger import RoundReport
+from fedcross.strategies.round.open_visits import OpenVisits, Visit
+from fedcross.strategies.round.trail import never_asked, tell_ends
+from fedcross.tasks.scoring import spread
 
 
 class Visits(OpenVisits):
@@ -33,94 +35,74 @@ class Visits(OpenVisits):
 
     def run_round(self, number: int, grid: Grid, config: Mapping[str, Scalar] | None = None) -> RoundReport:
         """Run until `number` times K visits of the run have ended, and return the report of this round's visits."""
-        self.sender.config = config or {}
-        self.ledger.begin(number)
+        ledger, log, visits = self.ledger, self.ledger.log, self.visits
+        ledger.config, ledger.report, self.grid = config or {}, RoundReport(number), grid
         self.available = self._wait(grid)
-        if (log := self.sender.log) is not None:
-            if (before := log.available(number)) is None:
-                log.draw(number, self.available)
-            else:
-                self.available = before
-        if self._logged is None:
-            self._logged = deque(log.order() if log is not None else ())
-        if isinstance(self._clock, RealClock):
-            self._clock.now(self.visits.now)  # starts it
-        began, self._group, self._events, self._losses = self.visits.now, 0, 0, (0.0, 0)
-        self._staleness: list[int] = []
-        self._local: list[float] = []
-        self._asked_now: set[int] = set()
-        while self.visits.finished < number * self.slots:
+        if log is not None and (before := log.available(number)) is not None:
+            self.available = before
+        elif log is not None:
+            log.draw(number, self.available)
+        if isinstance(self.time, RealClock):
+            self.time.now(visits.now)  # starts it
+        began, self._dispatches, self._groups = visits.now, 0, 0
+        self.asked_now = set()
+        self._measured: list[dict[str, float]] = []  # of each accepted visit: metrics, examples, staleness
+        while visits.finished < number * self.slots:
             started = time.perf_counter()
             self._fill(number)
-            self._ask_all(grid)
-            group = self._next_real(grid) if self._clock.real else self._next_virtual(grid)
-            self.report.seconds_training += time.perf_counter() - started
+            self.ask_all()
+            group = self.next_group()
+            ledger.report.seconds_training += time.perf_counter() - started
             self._handle(number, group)
-        self._end_round(number, began)
-        return self.report
+        self._end_visits(number, began)
+        return ledger.report
 
-    def _end_round(self, number: int, began: float) -> None:
-        report, (loss, examples) = self.report, self._losses
+    def _end_visits(self, number: int, began: float) -> None:
+        """Complete the report of a round that began at this time of the run's clock."""
+        report, rows = self.report, self._measured
         report.exchanges = 1
-        if examples:
-            report.train_loss = loss / examples
-        if self._local:
-            report.metrics["local_accuracy"] = sum(self._local) / len(self._local)
-        if self._staleness:
-            report.metrics["staleness_mean"] = sum(self._staleness) / len(self._staleness)
-            report.metrics["staleness_max"] = float(max(self._staleness))
+        if losses := [(row["train-loss"], row["examples"]) for row in rows if "train-loss" in row]:
+            report.train_loss = sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
+        if local := [row["local-accuracy"] for row in rows if "local-accuracy" in row]:
+            report.metrics |= {"local_accuracy": sum(local) / len(local), **spread(local, "local_accuracy")}
+        if late := [row["staleness"] for row in rows]:
+            report.metrics |= {"staleness_mean": sum(late) / len(late), "staleness_max": float(max(late))}
         report.metrics["virtual_seconds"] = self.visits.now - began
-        self.visits.lead.end_round(number, len(self.available))
-        answered = bool(self._staleness)
-        self.ledger.end_if_common(self._asked_now, number, len(self.available), answered=answered)
+        self.ledger.end_if_common(self.asked_now, number, len(self.available), answered=bool(rows))
+        self.end_round(number)
 
     # ---- dispatch -----------------------------------------------------------------------------------------------
 
     def _fill(self, number: int) -> None:
-        """Give free slots, the least recently trained first, to idle clients."""
+        """Give free slots, the least recently trained first, to idle clients, or as the record says."""
         taken = {visit.slot for visit in self.visits.open}
         free = [slot for slot in self.visits.queue if slot not in taken]
-        if isinstance(self._clock, ReplayClock):
-            self._repeat(self._clock, number, free)
+        if isinstance(self.time, ReplayClock):
+            self._repeat(self.time, number, free)
             return
         idle = self._idle()
         if slots := tuple(sorted(free[: len(idle)])):
-            current = self._round(number, self._group, (), slots)
-            clients = self.method.sample(self.state, current, idle)
-            self._dispatch(self._round(number, self._group, clients, slots))
-            self._group += 1
+            current = self.round_of(number, self._dispatches, (), slots)
+            self._dispatch(replace(current, clients=self.method.sample(self.state, current, idle)))
+            self._dispatches += 1
 
-    def _repeat(self, clock: ReplayClock, number: int, free: Sequence[int]) -> None:
-        """Send the visits of an earlier run out that had begun by now.
-
-        One that had not ended with that run is not in its record: it goes to nobody, in a slot that the record does not
-        need any more.
-        """
-        planned = clock.due(self.visits.dispatched, self.visits.now, len(free))
-        told = [slot for slot, _ in planned if slot is not None]
-        if not set(told) <= {*free}:
-            raise self._another()
-        left = [slot for part in (free[: len(planned)], free[len(planned) :]) for slot in sorted({*part} - {*told})]
-        for slot, client in planned:
-            if slot is None:
-                kept = clock.kept(self.visits.dispatched)
-                slot = next((one for one in left if one not in kept), None)
-                if slot is None:
-                    break
-                left.remove(slot)
-            if client is None:
-                self._add(slot, NOBODY, 1 + self.visits.dispatched // self.slots, 0, math.inf, False, None)
-            else:
-                self._dispatch(self._round(number, 0, (client,), (slot,)))
-        if not self.visits.open:
-            raise self._another()
-
-    def _another(self) -> ConfigError:
-        return ConfigError(
-            f"clock.events: visit {self.visits.dispatched} of the record cannot begin after {self.visits.now:.5g} s in "
-            "its slot. So this is another run, or lines are missing: give method, seed, clients and slots of the "
-            "record."
-        )
+    def _repeat(self, clock: ReplayClock, number: int, free: Collection[int]) -> None:
+        """Send the visits of an earlier run out that had begun by now; those that never ended are not in its record."""
+        visits, slots = self.visits, set(free)
+        while visits.dispatched <= clock.last:
+            event = clock.events.get(visits.dispatched)
+            if event is None:
+                visits.dispatched += 1
+                continue
+            if float(event["start"]) > visits.now or event["slot"] not in slots:
+                break
+            slots.remove(event["slot"])
+            self._dispatch(self.round_of(number, 0, (int(event["client"]),), (int(event["slot"]),)))
+        if not visits.open:
+            raise ConfigError(
+                f"clock.events: no visit of the record is under way after {visits.now:.5g} s. So this is another run, "
+                "lines are missing, or the recorded run has ended: give its method, seed, clients, slots and rounds."
+            )
 
     def _idle(self) -> list[int]:
         visits, busy = self.visits, {visit.client for visit in self.visits.open}
@@ -132,94 +114,74 @@ class Visits(OpenVisits):
 
     def _dispatch(self, current: Round) -> None:
         """Begin the visits of ``current.slots`` at ``current.clients``."""
-        tasks = {task.slot: task for task in self.method.dispatch(self.state, current)}
+        visits, tasks = self.visits, {task.slot: task for task in self.method.dispatch(self.state, current)}
         for slot, client in zip(current.slots, current.clients):
-            visits, task = self.visits, tasks[slot]
             number = 1 + visits.dispatched // self.slots
             if client not in visits.last_asked:
-                visits.lead.enter(client, [one for one in self.available if one in visits.last_asked])
+                visits.lead.made[client] = visits.lead.usual([o for o in self.available if o in visits.last_asked])
             before, repeat = visits.last_asked.get(client, (0, 0))
             repeat = repeat + 1 if before == number else 0
             visits.last_asked[client] = number, repeat
-            place = self._round(number, repeat, (client,), (slot,))
-            payload = self._payload(place, task)
-            nbytes, visit = payload.nbytes + payload.reply_nbytes, self.sender.visit(place)
-            finish, trained = self._clock.plan(visits.dispatched, client, visit, visits.now, nbytes)
-            self._add(slot, client, number, repeat, finish, trained, task)
-
-    def _add(
-        self, slot: int, client: int, number: int, repeat: int, finish: float, trained: bool, task: Task | None
-    ) -> None:
-        now = self.visits
-        now.open.append(
-            Visit(now.dispatched, slot, client, number, repeat, now.now, finish, trained, now.accepted, task)
-        )
-        now.dispatched += 1
+            place = self.round_of(number, repeat, (client,), (slot,))
+            (payload,) = self.payloads(place, [tasks[slot]])
+            nbytes, now = payload.nbytes + payload.reply_nbytes, visits.now
+            finish, trained = self.time.plan(visits.dispatched, client, self.visit(place), now, nbytes)
+            about = (visits.dispatched, slot, client, number, repeat, now, finish, trained, visits.accepted)
+            visits.open.append(Visit(*about, tasks[slot]))
+            visits.dispatched += 1
 
     # ---- what becomes of a group --------------------------------------------------------------------------------
 
     def _handle(self, number: int, group: Sequence[Visit]) -> None:
         """Hand the uploads of `group` to the method and free its slots."""
-        started, report, visits = time.perf_counter(), self.report, self.visits
+        started, report, visits, tell = time.perf_counter(), self.report, self.visits, self.ledger.tell
+        if isinstance(self.time, RealClock):  # no two at once
+            group[0].finish = max(group[0].finish, math.nextafter(visits.now, math.inf))
         visits.now = group[0].finish
-        uploads: list[Upload] = []
-        lost: set[int] = set()
-        for visit in group:
-            upload = self._upload(visit)
-            self._count(number, visit, upload)
-            visits.lead.ended(visit.client, accepted=upload is not None)
-            if upload is None or visit.task is None:
-                lost.add(visit.client)
-                continue
-            upload.task, upload.seconds = visit.task, visit.finish - visit.start
-            uploads.append(upload)
-            self._staleness.append(visits.accepted - visit.seen)
-            place = self._round(visit.round, visit.repeat, (visit.client,), ())
-            self.sender.clients.accepted[visit.client] = self.sender.visit(place)
-        self.ledger.say("uploads", round=number, exchange=self._events, uploads=uploads)
-        for visit in group:
-            accepted = visit.client not in lost
-            self.ledger.say(
-                "visit_ended", visit=visit.index, round=number, group=self._events, slot=visit.slot,
-                client=visit.client, start=visit.start,
-                finish=visit.finish, accepted=accepted, staleness=visits.accepted - visit.seen,
-            )  # fmt: skip
-        visits.open = [visit for visit in visits.open if visit not in group]
-        slots, clients = tuple(visit.slot for visit in group), tuple(visit.client for visit in group)
-        visits.finished += len(group)
-        current = Round(
-            number, self._events, clients, self.settings.seed, self.settings.rounds, self.slots, len(group), slots,
-            last=visits.finished >= number * self.slots,
-        )  # fmt: skip
-        report.metrics.update(self.method.aggregate(self.state, current, uploads))
-        self._events += 1
-        visits.accepted += len(uploads)
+        uploads = [upload for visit in group if (upload := self._count(number, visit)) is not None]
         trained = {upload.slot for upload in uploads}
+        if tell:
+            tell("uploads", {"round": number, "exchange": self._groups, "uploads": uploads})
+            for one in group:
+                line = {"visit": one.index, "round": number, "group": self._groups, "slot": one.slot,
+                        "client": one.client, "start": one.start, "finish": one.finish,
+                        "accepted": one.slot in trained, "staleness": visits.accepted - one.seen}  # fmt: skip
+                tell("visit_ended", line)
+        visits.open = [visit for visit in visits.open if visit not in group]
+        visits.finished += len(group)
+        clients, slots = tuple(visit.client for visit in group), tuple(visit.slot for visit in group)
+        last = visits.finished >= number * self.slots
+        current = replace(self.round_of(number, self._groups, clients, slots), budgets={}, last=last)
+        report.metrics.update(self.method.aggregate(self.state, current, uploads))
+        self._groups += 1
+        visits.accepted += len(uploads)
         visits.queue.sort(key=lambda slot: slot in trained)  # stable: the longest waiting slots stay in front
+        lost = {visit.client for visit in group if visit.slot not in trained}
         visits.resting = set() if uploads else visits.resting | lost
         report.seconds_aggregation += time.perf_counter() - started
 
-    def _count(self, number: int, visit: Visit, upload: Upload | None) -> None:
-        """Count what `visit` cost and brought, and tell how its requests ended; no reply to them is used any more."""
-        report, exchange = self.report, self._exchanges.pop(visit.slot, None)
+    def _count(self, number: int, visit: Visit) -> Upload | None:
+        """Count what `visit` cost and brought, tell how its requests ended, and return its upload, if it has one."""
+        report, upload, exchange = self.report, self.upload_of(visit), self.exchange_of.pop(visit.slot, None)
+        place = {"round": number, "visit": visit.index}
         if exchange is not None:
-            report.clients += exchange.counts["requests"]
-            report.bytes_down += exchange.counts["bytes"]
-            report.rejected.update(exchange.rejected)
-            exchange.trail.place = {"round": number, "visit": visit.index}
-            exchange.trail.end(exchange.payloads, exchange.won, {})
+            self.add_costs(exchange)
+            exchange.place = place
+            tell_ends(exchange)
             exchange.forget()
         else:  # beyond the clock's deadline: nobody was asked, and yet a client was lost
             report.clients += 1
-            line = {"round": number, "visit": visit.index, **never_asked(visit.slot, visit.client)}
-            self.ledger.say("request_ended", **line)
-        report.dropped += upload is None
+            if self.ledger.tell:
+                self.ledger.tell("request_ended", {**place, **never_asked(visit.slot, visit.client)})
+        self.visits.lead.ended(visit.client, accepted=upload is not None)
         if upload is None:
-            return
+            report.dropped += 1
+            return None
         report.bytes_up += upload.nbytes
-        if "local-accuracy" in upload.metrics and self.local_due(visit.round):
-            self._local.append(upload.metrics["local-accuracy"])
-        if "train-loss" in upload.metrics:
-            loss, examples = self._losses
-            loss += upload.metrics["train-loss"] * upload.num_examples
-            self._losses = loss, examples + upload.num_examples
+        row = {**upload.metrics, "examples": upload.num_examples, "staleness": self.visits.accepted - visit.seen}
+        if not self.local_due(visit.round):
+            row.pop("local-accuracy", None)
+        self._measured.append(row)
+        upload.task, upload.seconds = visit.task, visit.finish - visit.start
+        self.ledger.clients.accepted[visit.client] = self.visit(self.round_of(visit.round, visit.repeat, (), ()))
+        return upload

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.plugins import extra_folders
+from fedcross.core.paths import extra_folders
 from fedcross.core.randomness import key
 from fedcross.core.settings import Settings, find, parse
 from fedcross.tasks.base import Task
@@ -74,10 +74,8 @@ def _built(module: ModuleType, params: Settings, task: Task, seed: int, width: H
 
     given: dict[str, Any] = {"width": width} if "width" in inspect.signature(module.build).parameters else {}
     if width < 1 and not given:
-        raise ConfigError(
-            f"model {module.__name__.rpartition('.')[2]!r} has one width: its build takes no argument width. Choose "
-            "another model, or a method without method.widths."
-        )
+        one = f"model {module.__name__.rpartition('.')[2]!r} has one width: its build takes no argument width"
+        raise ConfigError(f"{one}. Choose another model, or a method without method.widths.")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(key(seed, "model"))
         model: Split = module.build(params, task, **given)

@@ -37,27 +37,20 @@ def check_fit(network: nn.Module, task: Task, given: str) -> None:
             composed = children["classifier"](embedded) if halves else scores
             copy.deepcopy(network).train()(inputs)
     except Exception as error:  # a user's forward can raise anything
-        raise ConfigError(
-            f"{given}: forward of inputs of shape {tuple(inputs.shape)} and {inputs.dtype} raised "
-            f"{type(error).__name__}: {error}. Make it fit task {task.name!r}."
-        ) from error
+        of = f"inputs of shape {tuple(inputs.shape)} and {inputs.dtype} raised {type(error).__name__}"
+        raise ConfigError(f"{given}: forward of {of}: {error}. Make it fit task {task.name!r}.") from error
     if not isinstance(scores, Tensor) or tuple(scores.shape) != (len(inputs), task.classes):
         found = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ConfigError(
-            f"{given}: forward of {len(inputs)} examples returned {found}, task {task.name!r} needs a tensor "
-            f"({len(inputs)}, {task.classes}), one score per class. An argument called classes gets their number."
-        )
+        needed = f"task {task.name!r} needs a tensor ({len(inputs)}, {task.classes}), one score per class"
+        cure = "An argument called classes gets their number."
+        raise ConfigError(f"{given}: forward of {len(inputs)} examples returned {found}, {needed}. {cure}")
     if not torch.equal(before, torch.default_generator.get_state()):
-        raise ConfigError(
-            f"{given}: forward draws from torch's global generator, so no run could be repeated. Use nn.Dropout as a "
-            "layer (fedcross replaces it by one that is repeatable), not functional.dropout or nn.Dropout2d."
-        )
+        cure = "Use nn.Dropout as a layer, which fedcross replaces by a repeatable one, no other dropout."
+        raise ConfigError(f"{given}: forward draws from torch's global generator, no run could be repeated. {cure}")
     if embedded is not None:
         if embedded.dim() != 2 or not torch.allclose(composed, scores, atol=1e-5):
-            raise ConfigError(
-                f"{given}: classifier(features(x)) is not forward(x), with features(x) of shape (batch, embedding). "
-                "Make them the two halves, or give the children other names."
-            )
+            halves_are = "classifier(features(x)) is not forward(x), with features(x) of shape (batch, embedding)"
+            raise ConfigError(f"{given}: {halves_are}. Make them the two halves, or give the children other names.")
         width = int(embedded.shape[1])
         if getattr(network, "embedding", width) != width:
             raise ConfigError(f"{given}: embedding={network.embedding!r}, but features(x) has {width} columns.")

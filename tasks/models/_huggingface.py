@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedcross.core.errors import ConfigError, nearest
-from fedcross.core.extras import needed
+from fedcross.core.errors import ConfigError, nearest, needed
 from fedcross.tasks.base import Task
 from fedcross.tasks.models._fitting import trial_inputs
 from fedcross.tasks.models.torchvision import halve
@@ -71,10 +70,8 @@ def wrapped(target: Any, given: dict[str, Any], task: Task, lora: Mapping[str, A
     text = kind == "input_ids"
     if kind not in ("input_ids", "pixel_values") or text != bool(task.vocabulary) or not (text or len(task.shape) == 3):
         needs = "text (token ids)" if text else "images" if kind == "pixel_values" else kind
-        raise ConfigError(
-            f"model.path: {target.__name__} needs {needs}, but task {task.name!r} has inputs of shape {task.shape} and "
-            f"a vocabulary of {task.vocabulary}. Choose another task or model."
-        )
+        given_is = f"task {task.name!r} has inputs of shape {task.shape} and a vocabulary of {task.vocabulary}"
+        raise ConfigError(f"model.path: {target.__name__} needs {needs}, but {given_is}. Choose another task or model.")
     config = target.config_class()
     settings: dict[str, Any] = {name: 0.0 for name in config.to_dict() if "dropout" in name and "att" in name}
     settings |= {"attn_pdrop": 0.0} if hasattr(config, "attn_pdrop") else {}
@@ -109,9 +106,8 @@ def with_lora(network: nn.Module, settings: Mapping[str, Any]) -> nn.Module:
         peft.inject_adapter_in_model(peft.LoraConfig(**settings), network)
     except (TypeError, ValueError, KeyError) as error:
         layers = sorted({name.rpartition(".")[2] for name, m in network.named_modules() if isinstance(m, nn.Linear)})
-        raise ConfigError(
-            f"model.lora={dict(settings)!r}: peft says: {error} Linear layers here: {', '.join(layers)}."
-        ) from error
+        said = f"peft says: {error} Linear layers here: {', '.join(layers)}."
+        raise ConfigError(f"model.lora={dict(settings)!r}: {said}") from error
     return network
 
 

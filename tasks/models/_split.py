@@ -44,10 +44,8 @@ def weights(model: nn.Module) -> int:
 def images(task: Task, model: str) -> tuple[int, int, int]:
     """Return (channels, height, width) of `task`'s inputs; ConfigError if they are not images."""
     if len(task.shape) != 3:
-        raise ConfigError(
-            f"model.name={model!r}: needs images (channels, height, width), but task {task.name!r} has inputs of shape "
-            f"{task.shape}. Choose a model for text."
-        )
+        found = f"task {task.name!r} has inputs of shape {task.shape}"
+        raise ConfigError(f"model.name={model!r}: needs images, but {found}. Choose a model for text.")
     channels, height, width = task.shape
     return channels, height, width
 
@@ -55,10 +53,8 @@ def images(task: Task, model: str) -> tuple[int, int, int]:
 def tokens(task: Task, model: str) -> int:
     """Return the vocabulary size of `task`; ConfigError if its inputs are not token ids."""
     if task.vocabulary < 1 or len(task.shape) != 1:
-        raise ConfigError(
-            f"model.name={model!r}: needs text (token ids), but task {task.name!r} has inputs of shape {task.shape} "
-            f"and a vocabulary of {task.vocabulary}. Choose a model for images."
-        )
+        found = f"task {task.name!r} has inputs of shape {task.shape} and a vocabulary of {task.vocabulary}"
+        raise ConfigError(f"model.name={model!r}: needs text (token ids), but {found}. Choose a model for images.")
     return task.vocabulary
 
 
@@ -70,10 +66,8 @@ def output_shape(extractor: nn.Module, task: Task, model: str) -> tuple[int, ...
         with torch.no_grad():
             return tuple(extractor.eval()(torch.zeros(1, *shape)).shape[1:])
     except RuntimeError as error:
-        raise ConfigError(
-            f"model.name={model!r}: images of shape {task.shape} of task {task.name!r} are too small for its "
-            f"convolutions and pools ({error}). Choose a smaller model."
-        ) from error
+        small = f"images of shape {task.shape} of task {task.name!r} are too small for its convolutions and pools"
+        raise ConfigError(f"model.name={model!r}: {small} ({error}). Choose a smaller model.") from error
     finally:
         extractor.train(was_training)
 

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, model_validator
 from torch import nn
 
 from fedcross.core.errors import ConfigError, nearest
-from fedcross.core.plugins import own_object
+from fedcross.core.paths import own_object
 from fedcross.core.settings import Settings
 from fedcross.tasks.base import Task
 from fedcross.tasks.models._fitting import check_fit
@@ -85,9 +85,8 @@ def build(params: Params, task: Task, width: Hidden) -> nn.Module:
     if "width" in known and "width" not in given and known["width"].default == 1:
         given["width"] = width
     elif width < 1:
-        raise ConfigError(
-            f"{where} has one width: it takes no argument width=1.0. Add one, or choose a method without method.widths."
-        )
+        cure = "Add one, or choose a method without method.widths."
+        raise ConfigError(f"{where} has one width: it takes no argument width=1.0. {cure}")
     if is_huggingface(target):
         network = wrapped(target, given, task, params.lora)
     else:
@@ -105,9 +104,8 @@ def _constructed(target: Callable[..., Any], where: str, arguments: dict[str, An
     except Exception as error:  # a user's class can raise anything
         shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if name != "task")
         call = f"{getattr(target, '__name__', target)}({shown})"
-        raise ConfigError(
-            f"{where}: {call} raised {type(error).__name__}: {error}. Correct the class or its settings."
-        ) from error
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where}: {call} raised {said}. Correct the class or its settings.") from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"{where}: returned a {type(network).__name__}, not a torch.nn.Module.")
     return network

@@ -102,10 +102,8 @@ def _fill(base: Mapping[str, Tensor], file: Path) -> None:
         given = next((stored[known] for known in (name, plain, plain.replace(ADDED[1], "")) if known in stored), None)
         if given is None or given.shape != tensor.shape:
             found = "no such entry" if given is None else f"shape {tuple(given.shape)}"
-            raise DataError(
-                f"train.base={str(file)!r}: for {name} of shape {tuple(tensor.shape)} it has {found}. Give the file of "
-                f"this model. {nearest(name, sorted(stored))[:300]}"
-            )
+            lacks, near = f"for {name} of shape {tuple(tensor.shape)} it has {found}", nearest(name, sorted(stored))
+            raise DataError(f"train.base={str(file)!r}: {lacks}. Give the file of this model. {near[:300]}")
         with torch.no_grad():
             tensor.copy_(given)
 
@@ -117,10 +115,8 @@ def check_file(file: Path, sha256: str | None) -> None:
     except OSError as error:
         raise DataError(f"train.base={str(file)!r}: cannot be read ({error.strerror}). Put the file there.") from error
     if sha256 != found:
-        raise DataError(
-            f"train.base={str(file)!r}: its SHA-256 is {found}, train.base_sha256 says {sha256}. Set the digest of the "
-            "file that every device has."
-        )
+        differs = f"its SHA-256 is {found}, train.base_sha256 says {sha256}"
+        raise DataError(f"train.base={str(file)!r}: {differs}. Set the digest of the file that every device has.")
 
 
 def hold_statistics(network: nn.Module) -> None:

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from fedcross.core.compiled_loops import compiled
+from fedcross.tasks.compiled_loops import compiled
 
 LANES = 8
 """Float32 numbers that are multiplied at once. Runs of numbers are padded to a multiple of it."""

@@ -39,10 +39,8 @@ def halve(network: nn.Module, classes: int, name: str) -> Split:
     ]
     path, last = leaves[-1] if leaves else ("", network)
     if not isinstance(last, nn.Linear) or last.out_features != classes:
-        raise ConfigError(
-            f"model.architecture={name!r}: its last layer is {type(last).__name__}, not a linear layer with {classes} "
-            f"outputs, so it has no features and classifier. Choose another network."
-        )
+        found = f"its last layer is {type(last).__name__}, not a linear layer with {classes} outputs"
+        raise ConfigError(f"model.architecture={name!r}: {found}. Choose another network.")
     parent, _, child = path.rpartition(".")
     setattr(network.get_submodule(parent), child, nn.Identity())
     return Split(network, last)
@@ -58,10 +56,8 @@ def build(params: Params, task: Task) -> Split:
     if name not in known:
         raise ConfigError(f"model.architecture={name!r}: torchvision has no such network. {nearest(name, known)}")
     if channels not in (1, 3):
-        raise ConfigError(
-            f"model.architecture={name!r}: takes images of 1 or 3 channels, but task {task.name!r} has {channels}. "
-            f"Choose one of our own models."
-        )
+        found = f"takes images of 1 or 3 channels, but task {task.name!r} has {channels}"
+        raise ConfigError(f"model.architecture={name!r}: {found}. Choose one of our own models.")
     try:
         network = models.get_model(name, weights=None, num_classes=task.classes, **params.options)
     except (TypeError, ValueError) as error:

@@ -62,16 +62,13 @@ def check_weights(module: nn.Module) -> None:
     floats = {n: t.dtype for n, t in module.state_dict().items() if t.dtype.is_floating_point}
     for name, dtype in floats.items():
         if dtype not in DTYPES:
-            raise ConfigError(
-                f"model: {name} is {_short(dtype)}, weights must be float32 or float64. Build the network in float32; "
-                "train.precision=bfloat16 computes in bfloat16 all the same."
-            )
+            cure = "Build the network in float32; train.precision=bfloat16 computes in bfloat16 all the same."
+            raise ConfigError(f"model: {name} is {_short(dtype)}, weights must be float32 or float64. {cure}")
     if len(set(floats.values())) > 1:
         first, dtype = next(iter(floats.items()))
         other = next(name for name in floats if floats[name] != dtype)
-        raise ConfigError(
-            f"model: {first} is {_short(dtype)}, {other} is {_short(floats[other])}. Give all weights one dtype."
-        )
+        found = f"{first} is {_short(dtype)}, {other} is {_short(floats[other])}"
+        raise ConfigError(f"model: {found}. Give all weights one dtype.")
     if not trainable(module):
         raise ConfigError("model: no parameter requires gradients, so there is nothing to train. Unfreeze some.")
 

@@ -117,10 +117,8 @@ class Corners:
             for name in full:
                 small = narrow.get(name, ())
                 if len(small) != len(full[name]) or any(a > b for a, b in zip(small, full[name])):
-                    raise ConfigError(
-                        f"model: at width {width.text}, {name} has shape {small}, in the full network {full[name]}. "
-                        "Build the same layers with fewer channels."
-                    )
+                    found = f"at width {width.text}, {name} has shape {small}, in the full network {full[name]}"
+                    raise ConfigError(f"model: {found}. Build the same layers with fewer channels.")
             self._shapes[key] = narrow
         return self._shapes[key]
 

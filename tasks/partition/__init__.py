@@ -3,6 +3,6 @@
 ``split`` returns a :class:`tasks.base.Partition`; it is a pure function of its arguments.
 """
 
-from fedcross.core.plugins import extra_folders
+from fedcross.core.paths import extra_folders
 
 __path__ += extra_folders("tasks.partition")

@@ -43,20 +43,16 @@ def drawn(params: DrawParams, examples: int, draw: Callable[[int], Sequence[IntA
         if smallest >= params.min_size:
             return Partition(train=owned(parts))
         best = max(best, smallest)
-    raise DataError(
-        f"{params.max_draws} draws with beta={params.beta} gave no partition of {examples} examples over "
-        f"{params.clients} clients with at least {params.min_size} each (best: {best}). "
-        "Lower partition.clients or partition.min_size, or raise partition.beta."
-    )
+    what = f"partition of {examples} examples over {params.clients} clients with at least {params.min_size} each"
+    cure = "Lower partition.clients or partition.min_size, or raise partition.beta."
+    raise DataError(f"{params.max_draws} draws with beta={params.beta} gave no {what} (best: {best}). {cure}")
 
 
 def owned(parts: Sequence[IntArray], where: str = "") -> list[IntArray]:
     """Return the clients' index sets, sorted and read-only; a DataError, begun by `where`, if one is empty."""
     if empty := [client for client, part in enumerate(parts) if len(part) == 0]:
-        raise DataError(
-            f"{where}client {empty[0]} has no training examples ({len(empty)} of {len(parts)} clients have none). "
-            "Use fewer clients, more data or another partition."
-        )
+        none = f"client {empty[0]} has no training examples ({len(empty)} of {len(parts)} clients have none)"
+        raise DataError(f"{where}{none}. Use fewer clients, more data or another partition.")
     ordered = [part.astype("int64") for part in parts]
     for part in ordered:
         part.sort()
@@ -67,7 +63,5 @@ def owned(parts: Sequence[IntArray], where: str = "") -> list[IntArray]:
 def enough(examples: int, clients: int, each: int) -> None:
     """Raise :class:`DataError` unless `examples` can give every one of `clients` at least `each`."""
     if clients * each > examples:
-        raise DataError(
-            f"{clients} clients with at least {each} examples each need {clients * each}, but there are {examples}. "
-            "Lower partition.clients or partition.min_size, or raise task.limit."
-        )
+        need = f"{clients} clients with at least {each} examples each need {clients * each}, but there are {examples}"
+        raise DataError(f"{need}. Lower partition.clients or partition.min_size, or raise task.limit.")

@@ -48,15 +48,15 @@ def split(params: Params, task: Task, seed: int) -> Partition:
     def draw(attempt: int) -> list[IntArray]:
         keyed = params.sampler == "keyed"
         generator = stream(seed, "partition dirichlet", attempt) if keyed else authors
-        return _draw(members, params.clients, params.beta, generator)
+        return dealt(members, params.clients, params.beta, generator)
 
     return drawn(params, len(y), draw)
 
 
-def _draw(
+def dealt(
     members: list[IntArray], N: int, beta: float, generator: np.random.Generator | np.random.RandomState
 ) -> list[IntArray]:
-    """Draw once; no parts if the clients with room got no probability at all (possible for tiny beta)."""
+    """Return one draw of N parts; no parts if the clients with room got no probability at all (for a tiny beta)."""
     n = sum(len(m) for m in members)
     parts: list[list[IntArray]] = [[] for _ in range(N)]
     sizes = np.zeros(N, np.int64)

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from fedcross.core.errors import ConfigError, nearest
-from fedcross.core.extras import needed
+from fedcross.core.errors import ConfigError, nearest, needed
 from fedcross.core.randomness import key
 from fedcross.core.settings import Settings
 from fedcross.tasks.base import Partition, Task
@@ -65,13 +64,10 @@ def split(params: Params, task: Task, seed: int) -> Partition:
             warnings.simplefilter("ignore")  # a paragraph per repeated draw
             partitioner = kind(**given)
             partitioner.dataset = needed("datasets", "data", where).Dataset.from_dict(columns)
-            parts = [
-                np.asarray(partitioner.load_partition(client).with_format("numpy")[ROW][:], dtype=np.int64)
-                for client in range(partitioner.num_partitions)
-            ]
+            loaded = (partitioner.load_partition(client) for client in range(partitioner.num_partitions))
+            parts = [np.asarray(part.with_format("numpy")[ROW][:], dtype=np.int64) for part in loaded]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
-        raise ConfigError(
-            f"{where}: {reason}. Set partition.clients or +partition.args.NAME=VALUE; it takes {', '.join(takes)}."
-        ) from error
+        cure = f"Set partition.clients or +partition.args.NAME=VALUE; it takes {', '.join(takes)}."
+        raise ConfigError(f"{where}: {reason}. {cure}") from error
     return Partition(train=owned(parts, where=f"{where}: "))

@@ -19,10 +19,9 @@ class Params(Settings):
 def split(params: Params, task: Task, seed: int) -> Partition:  # noqa: ARG001  # nothing to choose, nothing to draw
     """Return one client with everything; a DataError if it cannot be prepared without the other clients' examples."""
     if not task.alone:
-        raise DataError(
-            f"partition=local: task {task.name} takes its vocabulary or scale from all clients' examples, so a device "
-            "alone would have its own. Use arrays of token ids (task.vocabulary), or give task.mean and task.std."
-        )
+        why = f"task {task.name} takes its vocabulary or scale from all clients' examples"
+        cure = "Use arrays of token ids (task.vocabulary), or give task.mean and task.std."
+        raise DataError(f"partition=local: {why}. {cure}")
     if task.validation is not None:
         raise DataError("task.validation: a device knows only its own examples. Leave it out with partition=local.")
     everything = np.arange(len(task.train))

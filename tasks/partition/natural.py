@@ -38,10 +38,8 @@ def split(params: Params, task: Task, seed: int) -> Partition:
     The central test set stays the union over all users, as the papers evaluate.
     """
     if task.train.users is None:
-        raise DataError(
-            f"partition=natural: task {task.name} has no users. Use femnist, shakespeare, sent140, arrays with users "
-            "or a table with task.users."
-        )
+        cure = "Use femnist, shakespeare, sent140, arrays with users or a table with task.users."
+        raise DataError(f"partition=natural: task {task.name} has no users. {cure}")
     tests = np.empty(0, np.int64) if task.test.users is None else np.asarray(task.test.users)
     owners = [np.asarray(task.train.users), tests]
     count = 1 + int(np.concatenate(owners).max(initial=-1))
@@ -50,11 +48,9 @@ def split(params: Params, task: Task, seed: int) -> Partition:
     eligible = np.flatnonzero((counted >= params.min_samples) & (sizes[0] > 0))
     wanted = len(eligible) if params.clients is None else params.clients
     if wanted > len(eligible) or wanted == 0:
-        kind = "examples" if params.count == "all" else "training examples"
-        raise DataError(
-            f"partition=natural: {len(eligible)} of {count} users of {task.name} have at least {params.min_samples} "
-            f"{kind}, {wanted} are asked for. Lower partition.clients or partition.min_samples."
-        )
+        found = f"{len(eligible)} of {count} users of {task.name} have at least {params.min_samples} examples"
+        cure = "Lower partition.clients or partition.min_samples."
+        raise DataError(f"partition=natural: {found}, {wanted} are asked for. {cure}")
     chosen = np.sort(stream(seed, "partition natural").permutation(eligible)[:wanted])
     rows = [np.split(np.argsort(u, kind="stable"), np.cumsum(n)[:-1]) for u, n in zip(owners, sizes)]
     return Partition(

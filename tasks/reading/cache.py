@@ -29,22 +29,18 @@ FORMAT = 3
 
 
 def cached(name: str, sources: Iterable[Path], settings: Mapping[str, Any], decode: Callable[[Path], Arrays]) -> Arrays:
-    """Return the arrays that `decode` makes from `sources`, memory-mapped from an earlier call where possible.
+    """Return the arrays that `decode` makes from the files `sources`, memory-mapped from an earlier call if possible.
 
-    Parameters
-    ----------
-    name : str
-        Start of the entry's folder name.
-    sources : iterable of Path
-        Every file that `decode` reads; all must exist.
-    settings : mapping
-        JSON-able values that change the decoded arrays.
-    decode : callable
-        Gets a folder, where it may write large arrays as ``NAME.npy``, and returns all others.
+    `name` begins the entry's folder name; `settings` are JSON-able values that change the arrays. `decode` gets a
+    folder, where it may write large arrays as ``NAME.npy``, and returns all others.
     """
-    key = f"{name}-{_fingerprint(sources, settings)}"
+    digest = hashlib.blake2b(digest_size=10)
+    digest.update(json.dumps([FORMAT, settings], sort_keys=True, default=str).encode())
+    for path in sources:
+        status = path.stat()
+        digest.update(b"\n%b\t%d\t%d" % (os.fsencode(path.resolve()), status.st_size, status.st_mtime_ns))
     try:
-        return _mapped(_folder() / key, decode)
+        return _mapped(_folder() / f"{name}-{digest.hexdigest()}", decode)
     except (OSError, RuntimeError) as error:  # Path.home: a container's user that is only a number
         logger.warning("cache cannot be written (%s): the data stay in memory", error)
         with TemporaryDirectory() as scratch:
@@ -58,8 +54,7 @@ def cached(name: str, sources: Iterable[Path], settings: Mapping[str, Any], deco
 def _folder() -> Path:
     if configured := os.environ.get("FEDCROSS_CACHE"):
         return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedcross"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcross"
 
 
 def _mapped(entry: Path, decode: Callable[[Path], Arrays]) -> Arrays:
@@ -88,12 +83,3 @@ def _write(folder: Path, decode: Callable[[Path], Arrays]) -> None:
 
 def _read(folder: Path, mode: Any) -> Arrays:
     return {file.stem: np.load(file, mmap_mode=mode) for file in folder.glob("*.npy")}
-
-
-def _fingerprint(sources: Iterable[Path], settings: Mapping[str, Any]) -> str:
-    digest = hashlib.blake2b(digest_size=10)
-    digest.update(json.dumps([FORMAT, settings], sort_keys=True, default=str).encode())
-    for path in sources:
-        status = path.stat()
-        digest.update(b"\n%b\t%d\t%d" % (os.fsencode(path.resolve()), status.st_size, status.st_mtime_ns))
-    return digest.hexdigest()

@@ -52,11 +52,11 @@ def read(paths: Iterable[Path]) -> Iterator[UserData]:
         except (ValueError, OSError, KeyError, TypeError) as error:
             raise DataError(f"{path}: not LEAF's JSON ({error!r}). Copy or make the file again.") from error
         for user, count in pairs:
-            own = data.get(user, {})
+            own, where = data.get(user, {}), f"{path}: user {user!r}"
             x, y = own.get("x"), own.get("y")
             if not isinstance(x, list) or not isinstance(y, list) or not len(x) == len(y) == count:
-                raise DataError(f"{path}: user {user!r} has no lists x and y of {count} examples, as num_samples says.")
-            yield UserData(f"{path}: user {user!r}", str(user), x, y)
+                raise DataError(f"{where} has no lists x and y of {count} examples, as num_samples says.")
+            yield UserData(where, str(user), x, y)
 
 
 def labels(data: UserData, classes: int) -> Array:
@@ -82,7 +82,6 @@ def decode(parts: Parts, encode: Callable[[UserData], tuple[Array, Array]]) -> A
             filled = [(user, x[:0], y[:0]) for user, x, y in seen["test"][:1]]
         if not filled:
             raise DataError(f"the {part} files hold {len(rows)} users but no examples.")
-        arrays[f"x_{part}"] = np.concatenate([x for _, x, _ in filled])
-        arrays[f"y_{part}"] = np.concatenate([y for _, _, y in filled])
-        arrays[f"u_{part}"] = np.concatenate([np.full(len(y), number[user], np.int64) for user, _, y in filled])
+        pieces = zip(*((x, y, np.full(len(y), number[user], np.int64)) for user, x, y in filled))
+        arrays |= {f"{key}_{part}": np.concatenate(one) for key, one in zip("xyu", pieces, strict=True)}
     return arrays

@@ -72,9 +72,8 @@ class OwnParams(LimitParams):
 
     def keys(self) -> dict[str, Any]:
         """Return the settings that change the decoded arrays."""
-        return self.model_dump(
-            mode="json", exclude={"root", "limit", "limit_test", "validation", "mean", "std", "standardise", "augment"}
-        )
+        later = {"root", "limit", "limit_test", "validation", "mean", "std", "standardise", "augment"}
+        return self.model_dump(mode="json", exclude=later)
 
 
 class ImageParams(LimitParams):
@@ -104,9 +103,8 @@ class ImageParams(LimitParams):
     def normaliser(self, channels: int, scale: float = 255.0) -> Normalise:
         """Return `prepare` for images of `channels` channels whose raw values end at `scale`."""
         if len(self.mean) not in (1, channels):
-            raise ConfigError(
-                f"task.mean has {len(self.mean)} values but the images have {channels} channels. Give 1 or {channels}."
-            )
+            known = f"{len(self.mean)} values but the images have {channels} channels"
+            raise ConfigError(f"task.mean has {known}. Give 1 or {channels}.")
         return Normalise(self.mean, self.std, scale)
 
     def augmentation(self) -> Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None:
@@ -206,12 +204,12 @@ def stratified(y: IntArray, fraction: float, purpose: str) -> tuple[IntArray, In
 
     Each class gives ``floor(fraction * count + 1/2)`` examples to test, but keeps at least one for training.
     """
-    test: list[IntArray] = []
+    test = [np.empty(0, np.int64)]
     for label in np.unique(y):
         members = np.flatnonzero(y == label)
         count = min(math.floor(fraction * len(members) + 0.5), len(members) - 1)
         test.append(stream(0, purpose, int(label)).permutation(members)[:count])
-    held = np.sort(np.concatenate(test)) if test else np.empty(0, np.int64)
+    held = np.sort(np.concatenate(test))
     return np.setdiff1d(np.arange(len(y)), held), held
 
 
@@ -222,9 +220,9 @@ def published(
 
     `download` is None for a data set that its publishers do not offer ready to use.
     """
-    if params.download and download is None:
-        raise DataError(f"task.download=true: {name} has no ready download. {cure}")
-    if params.download and download is not None:
+    if params.download:
+        if download is None:
+            raise DataError(f"task.download=true: {name} has no ready download. {cure}")
         try:
             download()
         except (RuntimeError, OSError) as error:

@@ -76,9 +76,8 @@ def read_table(path: Path, separator: str | None = None) -> DataFrame:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a row longer than the header
-            text = kind in SEPARATORS
             sep = separator or SEPARATORS.get(kind)
-            table = pd.read_csv(path, sep=sep, index_col=False) if text else pd.read_parquet(path)
+            table = pd.read_parquet(path) if kind in PARQUET else pd.read_csv(path, sep=sep, index_col=False)
     except (ValueError, OSError, ImportError, pd.errors.ParserWarning) as error:  # pandas' errors are ValueErrors
         reason = str(error).splitlines()[0][:150]
         raise DataError(f"{path}: no table can be read ({reason}). Correct the file.") from error
@@ -94,10 +93,10 @@ def column(table: DataFrame, name: str, setting: str, where: Path | str) -> Seri
         only = " Is task.separator right?" if len(table.columns) == 1 else ""
         raise DataError(f"{where}: no column {name!r} ({setting}). {nearest(name, list(table.columns))}{only}")
     found = table[name]
-    if empty := int(found.isna().sum()):
-        row = int(np.argmax(found.isna())) + 1
+    if len(empty := np.flatnonzero(found.isna())):
         fill = " Or set task.fill=median." if setting == "task.columns" else ""
-        raise DataError(f"{where}: column {name!r} has {empty} empty cells, first in row {row}. Fill them.{fill}")
+        places = f"{len(empty)} empty cells, first in row {empty[0] + 1}"
+        raise DataError(f"{where}: column {name!r} has {places}. Fill them.{fill}")
     return found
 
 
@@ -135,22 +134,19 @@ def coded(
 
     A column in `categories` becomes one feature of zeros and ones for each of its values, ``column=value``.
     """
-    pieces, features = [], list[str]()
+    features: dict[str, Array] = {}
     for name in names:
         cells = column(table, name, "task.columns", where)
         if name not in categories:
-            pieces.append(_numbers(cells, name, where)[:, None])
-            features.append(name)
+            features[name] = _numbers(cells, name, where)
             continue
-        values, texts = list(categories[name]), cells.map(_text)
-        if unknown := sorted(set(texts) - set(values)):
-            raise DataError(
-                f"{where}: column {name!r} holds {unknown[0]!r}, which is none of its values {', '.join(values)}. "
-                "Add it to task.encode."
-            )
-        pieces.append(np.stack([(texts == value).to_numpy(np.float32) for value in values], axis=1))
-        features += [f"{name}={value}" for value in values]
-    return np.concatenate(pieces, axis=1), tuple(features)
+        texts = cells.map(_text)
+        if unknown := sorted(set(texts) - set(categories[name])):
+            known = ", ".join(categories[name])
+            said = f"{where}: column {name!r} holds {unknown[0]!r}, which is none of its values {known}."
+            raise DataError(f"{said} Add it to task.encode.")
+        features |= {f"{name}={value}": (texts == value).to_numpy(np.float32) for value in categories[name]}
+    return np.stack(list(features.values()), axis=1), tuple(features)
 
 
 def _text(value: Any) -> str:
@@ -168,17 +164,14 @@ def _numbers(cells: Series, name: str, where: Path | str) -> Array:
 
     if not pd.api.types.is_numeric_dtype(cells):
         texts = cells[pd.to_numeric(cells, errors="coerce").isna()]
-        raise DataError(
-            f"{where}: column {name!r} holds text ({[*texts, *cells][0]!r}), a feature must be numbers. Code it: "
-            f"task.encode=[{name}], or name the columns to use: task.columns=[a,b]."
-        )
+        cure = f"Code it: task.encode=[{name}], or name the columns to use: task.columns=[a,b]."
+        shown = [*texts, *cells][0]
+        raise DataError(f"{where}: column {name!r} holds text ({shown!r}), a feature must be numbers. {cure}")
     with np.errstate(over="ignore"):
         out: Array = cells.to_numpy(np.float64).astype(np.float32)
     if len(bad := np.flatnonzero(~np.isfinite(out))):
-        raise DataError(
-            f"{where}: column {name!r} has {len(bad)} values that are no finite numbers, first {cells.iloc[bad[0]]} in "
-            f"row {bad[0] + 1}. Correct them or take these rows out."
-        )
+        first = f"{len(bad)} values that are no finite numbers, first {cells.iloc[bad[0]]} in row {bad[0] + 1}"
+        raise DataError(f"{where}: column {name!r} has {first}. Correct them or take these rows out.")
     return out
 
 
@@ -192,22 +185,20 @@ def labelled(
     values = {part: column(table, params.label, "task.label", where).tolist() for part, table in tables.items()}
     kinds = {type(value) for found in values.values() for value in found}
     if kinds not in ({int}, {str}, {bool}):
-        shown = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise DataError(
-            f"{where}: the label column {params.label!r} holds {shown}, such as {values['train'][0]!r}: labels must be "
-            "all integers or all text. Name another column with task.label."
-        )
+        shown = f"{', '.join(sorted(kind.__name__ for kind in kinds))}, such as {values['train'][0]!r}"
+        cure = "labels must be all integers or all text. Name another column with task.label."
+        raise DataError(f"{where}: the label column {params.label!r} holds {shown}: {cure}")
     known = [str(one) for one in classes or sorted(set(values["train"]))]
     if len(known) < 2:
         raise DataError(f"{where}: all labels in {params.label!r} are {known[0]!r}. At least two classes are needed.")
     number = {one: place for place, one in enumerate(known)}
-    parts: dict[str, Arrays] = {}
-    for part, found in values.items():
-        for row, value in enumerate(found, start=1):
-            if str(value) not in number:
-                near = nearest(str(value), known)
-                raise DataError(f"{where}: label {str(value)!r} in row {row} is not one of the classes. {near}")
-        parts[part] = {"y": np.array([number[str(value)] for value in found], dtype=np.int64)}
+    for row, value in ((row, value) for found in values.values() for row, value in enumerate(found, start=1)):
+        if str(value) not in number:
+            near = nearest(str(value), known)
+            raise DataError(f"{where}: label {str(value)!r} in row {row} is not one of the classes. {near}")
+    parts: dict[str, Arrays] = {
+        part: {"y": np.array([number[str(value)] for value in found], dtype=np.int64)} for part, found in values.items()
+    }
     if params.users is None:
         return parts, {"classes": np.array(known)}
     people = [column(table, params.users, "task.users", where).map(str).to_numpy(str) for table in tables.values()]

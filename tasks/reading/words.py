@@ -73,8 +73,7 @@ def word_ids(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) 
     out = np.full((len(texts), length), PAD, np.int32)
     for row, text in zip(out, texts):
         kept = [number.get(word, UNKNOWN) for word in text[:length]]
-        if kept:
-            row[-len(kept) :] = kept
+        row[length - len(kept) :] = kept
     return out
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedcross.analysis.frames import cumulative, load_runs
+from fedcross.analysis.records import cumulative, load_runs, read_folder
 from fedcross.core.errors import DataError
 from tests.support.fake import config, write_run
 
@@ -61,7 +61,6 @@ def test_rarer_evaluations_are_those_of_the_rounds_that_divide(tmp_path):
         (lambda folder: (folder / ".hydra" / "config.yaml").unlink(), "no .hydra/config.yaml"),
         (lambda folder: (folder / "metrics.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 3}\n'), "line 2"),
         (lambda folder: (folder / "metrics.jsonl").write_text('{"round": 1}\n'), "no round was evaluated"),
-        (lambda folder: (folder / "result.json").write_text('{"method": "moon"}'), "another run"),
         (lambda folder: (folder / "result.json").unlink(), "unfinished"),
     ],
 )
@@ -97,3 +96,25 @@ def test_a_repeated_round_counts_once(tmp_path):
 def test_no_folder_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no such folder"):
         load_runs([tmp_path / "none"])
+
+
+@pytest.mark.parametrize(("host", "epochs"), [(None, [15.0, 30.0, 35.0]), (2, [9.0, 18.0, 23.0])])
+def test_the_axes_count_every_exchange(tmp_path, host, epochs):
+    # N_e = 2 with 5 local epochs: three exchanges per round, 5 + 2 * 5 epochs, or 5 + 2 * 2 if hosts train for 2. In
+    # round 3 only one client was left after phase I: one exchange.
+    values = config("fedct", rounds=3)
+    values["method"] |= {"exchanges": 2, "host_epochs": host}
+    folder = write_run(tmp_path / "run", [0.1, 0.2, 0.3], values)
+    lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line, exchanges in zip(lines, (3, 3, 1)):
+        line["exchanges"] = exchanges
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_folder(folder)
+    assert run.axis("epochs").tolist() == epochs
+    assert run.axis("exchanges").tolist() == [3.0, 6.0, 7.0]
+    assert run.axis("rounds").tolist() == [1.0, 2.0, 3.0]
+
+
+def test_methods_with_one_exchange_are_as_before(tmp_path):
+    run = read_folder(write_run(tmp_path / "run", [0.1, 0.2]))
+    assert run.axis("epochs").tolist() == [5.0, 10.0]

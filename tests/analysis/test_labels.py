@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcross.analysis.frames import load_runs
-from fedcross.analysis.labels import curve, runs_frame
+from fedcross.analysis.records import load_runs
+from fedcross.analysis.runs import curve, runs_frame
 from tests.support.fake import config, write_run
 
 

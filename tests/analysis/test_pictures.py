@@ -6,11 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 from fedcross.analysis import cka, forgetting, tsne
-from fedcross.analysis.landscape import Point, filter_normalised, surface
+from fedcross.analysis.landscape import (
+    Point,
+    epsilon_sharpness,
+    filter_normalised,
+    largest_eigenvalue,
+    surface,
+)
 from fedcross.analysis.partition_plot import client_table, setup, sizes
-from fedcross.analysis.sharpness import epsilon_sharpness, hessian_times, largest_eigenvalue
 from fedcross.server.launch import launch
 from tests.support.command import subcommand
 
@@ -21,6 +27,18 @@ SETTINGS = [
 ]  # fmt: skip
 
 
+class Small(nn.Module):
+    """A convolution, a linear layer to the embedding, a classifier."""
+
+    def __init__(self, classes):
+        super().__init__()
+        layers = [nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU()]
+        self.features, self.classifier = nn.Sequential(*layers), nn.Linear(8, classes)
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, digits_cache):
     folder = tmp_path_factory.mktemp("runs")
@@ -28,7 +46,9 @@ def runs(tmp_path_factory, digits_cache):
         patch.setenv("FEDCROSS_STATE", str(folder / "states"))
         patch.setenv("FEDCROSS_CACHE", str(digits_cache))
         return {
-            "fedct": launch([*SETTINGS, "method=fedct", "model=resnet20", "snapshots.rounds=[1,2]"], folder / "fedct"),
+            "fedct": launch(
+                [*SETTINGS, "method=fedct", f"model={__name__}:Small", "snapshots.rounds=[1,2]"], folder / "fedct"
+            ),
             "fedavg": launch([*SETTINGS, "method=fedavg", "snapshots.rounds=[2]"], folder / "fedavg"),
             "fedcross": launch([*SETTINGS, "method=fedcross"], folder / "fedcross"),
         }
@@ -90,6 +110,7 @@ def test_forgetting_by_hand():
     assert math.isnan(means["neither"])
 
 
+@pytest.mark.slow
 def test_neighbours_of_two_clusters_are_of_their_own_class():
     points = np.concatenate([np.zeros((5, 2)), np.ones((5, 2))]) + np.arange(10)[:, None] * 1e-3
     assert tsne.neighbours(points, np.repeat([0, 1], 5), count=4) == 1.0
@@ -102,7 +123,6 @@ def quadratic(*diagonal):
 def test_sharpness_of_quadratic_losses():
     """The Hessian is diagonal; in the box of 0.001 (|0| + 1) the loss 0.5 w^2 is at most 0.5e-6, in percent 0.5e-4."""
     loss, point = quadratic(2.0, -7.0, 3.0), torch.tensor([1.0, 1.0, 1.0])
-    assert hessian_times(loss, point, torch.tensor([1.0, 2.0, 0.0])).tolist() == [2.0, -14.0, 0.0]
     assert largest_eigenvalue(loss, point, torch.tensor([0.3, 0.5, 0.7])) == pytest.approx(3.0, rel=1e-3)
     linear = epsilon_sharpness(lambda w: w.sum(), torch.zeros(2))
     assert linear == pytest.approx(100 * 2e-3)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from fedcross.analysis.frames import load_runs
 from fedcross.analysis.published import accuracy_cells, cells, deviations, published_rounds, verdicts
+from fedcross.analysis.records import load_runs
 from fedcross.analysis.runs import flatten
 from tests.support.fake import config, write_run
 
@@ -178,3 +178,31 @@ def test_a_verdict_on_a_published_cell(tmp_path, rounds, accuracies, verdict):
     assert (row["verdict"], row["seeds"], row["published_rounds"]) == (verdict, len(accuracies), 2000)
     assert (row["difference"] == row["difference"]) == (verdict != "too short")
     assert (table["verdict"] == "no data").sum() == len(cells()) - (table["seeds"] > 0).sum()
+
+
+def fedct(**method):
+    values = {
+        "method.name": "fedct", "task.name": "cifar10", "model.name": "resnet18", "partition.name": "dirichlet",
+        "partition.beta": 0.1, "method.base": "fedavg", "method.broadcast": "consistency", "method.kappa": 1.0,
+        "method.eta": 0.1,
+    }  # fmt: skip
+    return values | {f"method.{name}": value for name, value in method.items()}
+
+
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [
+        ({}, 78.22),
+        ({"base": "moon"}, 78.68),
+        ({"kappa": 0.0, "eta": 0.0}, 75.42),
+        ({"kappa": 0.0}, 76.02),
+        ({"eta": 0.0}, 77.36),
+    ],
+)
+def test_fedcts_cells_belong_to_their_modules(method, value):
+    assert {cell.value for cell in accuracy_cells(fedct(**method))} == {value}
+
+
+def test_an_unpublished_combination_has_no_cell():
+    assert accuracy_cells(fedct(kappa=0.0, base="moon")) == []
+    assert accuracy_cells(fedct(kappa=0.0, broadcast="random")) == []

@@ -6,10 +6,9 @@ import pandas as pd
 import pytest
 
 from docs.results_page import write
-from fedcross.analysis.frames import load_runs
-from fedcross.analysis.labels import runs_frame
 from fedcross.analysis.published import cells
-from fedcross.analysis.records import record
+from fedcross.analysis.records import load_runs, record
+from fedcross.analysis.runs import runs_frame
 from fedcross.analysis.tables import accuracy_table
 from fedcross.core.errors import ConfigError
 from tests.support.command import subcommand

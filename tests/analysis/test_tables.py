@@ -1,17 +1,15 @@
 """Tables of a report: numbers worked by hand, Markdown and LaTeX."""
 
-import io
-
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
 from scipy import stats
 
-from fedcross.analysis import tables, text
-from fedcross.analysis.frames import load_runs
-from fedcross.analysis.heatmap import grids, plot_grids
-from fedcross.analysis.labels import runs_frame
+from fedcross.analysis import table as text
+from fedcross.analysis import tables
+from fedcross.analysis.plots import grids, plot_grids
+from fedcross.analysis.records import load_runs
+from fedcross.analysis.runs import runs_frame
 from fedcross.analysis.significance import compare, holm, paired
 from tests.support.fake import config, write_run
 
@@ -97,7 +95,7 @@ def test_latex_has_a_label_aligned_numbers_published_names_and_the_best_in_bold(
 
 
 def test_markdown_pads_and_escapes():
-    table = tables.Table("T", pd.DataFrame({"method": ["a|b"], "n": ["1"]}), "Note.")
+    table = text.Table("T", pd.DataFrame({"method": ["a|b"], "n": ["1"]}), "Note.")
     assert table.markdown() == "## T\n\n| method | n   |\n|--------|-----|\n| a\\|b   | 1   |\n\nNote.\n"
 
 
@@ -109,11 +107,3 @@ def test_sizes(count, expected):
 @pytest.mark.parametrize(("seconds", "expected"), [(8.06, "8.1 s"), (200, "3m 20s"), (7_500, "2h 05m")])
 def test_durations(seconds, expected):
     assert text.duration(seconds) == expected
-
-
-def test_the_console_table_fits_and_has_every_method(tmp_path):
-    frame(tmp_path, fedavg_1=[0.1, 0.3], fedcross_1=[0.4, 0.6])
-    out = io.StringIO()
-    Console(file=out, width=80).print(tables.console_table(load_runs([tmp_path])[0]))
-    assert "fedcross" in out.getvalue()
-    assert max(map(len, out.getvalue().splitlines())) <= 80

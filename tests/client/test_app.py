@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedcross.client import app as module
-from fedcross.client import cache
+from fedcross.client import cache, request
 from fedcross.conf.compose import join
 from fedcross.core.errors import DataError, DeviceError
 from fedcross.engines.grid import identify
@@ -33,9 +33,9 @@ def answer(app: module.Client, kind: str = "train") -> Message:
 
 def test_the_worker_finds_what_it_asks_of_an_app(app: module.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(cache, "do", lambda *given: asked.append(given))
+    monkeypatch.setattr(cache, "run_cache", asked.append)
     app.prepare(SimpleNamespace(node_config={}, run_config={"overrides": "task=digits"}))  # type: ignore[arg-type]
-    assert asked == [("prepare", "task=digits", None)]
+    assert asked == ["task=digits"]
     assert app.stays_loaded
     assert app.sound
     assert worker.NAME == module.EXECUTOR
@@ -50,7 +50,7 @@ def test_an_error_travels_with_its_nonce_and_tells_whether_the_process_is_sound(
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(cache, "do", fails)
+    monkeypatch.setattr(request, "do", fails)
     told = dict(answer(app).content["config"])
     assert (told["nonce"], told["error"]) == ("n", type(error).__name__)
     assert app.sound is sound
@@ -61,7 +61,7 @@ def test_in_one_process_with_the_server_errors_stay_errors(app: module.Client, m
         raise DataError("no data")
 
     monkeypatch.setattr("sys.argv", ["fedcross"])
-    monkeypatch.setattr(cache, "do", fails)
+    monkeypatch.setattr(request, "do", fails)
     with pytest.raises(DataError, match="no data"):
         answer(app)
 

@@ -81,9 +81,10 @@ def test_a_nan_attack_is_rejected_by_the_guard(tmp_path):
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["rejected"] == {"non_finite": 2}
 
 
+@pytest.mark.slow
 def test_an_attack_does_nothing_to_the_honest(tmp_path):
     honest = run(tmp_path / "a", "rounds=1", "method=fedavg")
-    drawn = set(honest.driver.sender.clients.accepted)  # all three replied
+    drawn = set(honest.driver.ledger.clients.accepted)  # all three replied
     mean = honest.driver.global_model()
     # Seed 1: whether its one malicious client is among the three drawn decides whether anything differs.
     bad = malicious(Attack(name="stealth"), 6, 1)

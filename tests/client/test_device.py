@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,9 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from torch import Tensor
 
 from fedcross.client import device
 from fedcross.client.batched import trainer as batched
-from fedcross.client.trainer import train
 from fedcross.core.errors import ConfigError, DeviceError
 from fedcross.core.settings import Settings
 from fedcross.engines.batched import BatchedGrid, Params
@@ -56,16 +53,6 @@ def test_a_site_has_a_device_of_its_own(driver: list[torch.device], monkeypatch:
         device.pick_device("cuda")
 
 
-def test_memory_that_torch_keeps_for_later_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card of 10 GiB: torch holds 8, of which 3 are tensors; the driver reports 2 as free, 7 are."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * GIB, 10 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 8 * GIB)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 3 * GIB)
-    assert device.memory_budget(None, torch.device("cuda:1")) == pytest.approx(7 * GIB * device.GPU_SHARE)
-    assert device.memory_budget(5, torch.device("cuda:1")) == 5
-    assert device.memory_budget(None, CPU) == device.CPU_BYTES
-
-
 @pytest.mark.parametrize(("precision", "narrow"), [("float32", False), ("tf32", True), ("bfloat16", False)])
 def test_float32_is_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch, precision: str, narrow: bool) -> None:
     """torch's own default computes convolutions in TF32."""
@@ -96,25 +83,6 @@ def test_float32_is_float32_on_a_gpu(monkeypatch: pytest.MonkeyPatch, precision:
         torch.backends.cudnn.allow_tf32 = before
         torch.backends.cuda.matmul.allow_tf32 = matmul
         torch.backends.cudnn.deterministic = repeats
-
-
-def varying(name: str) -> None:
-    warnings.warn(f"{name} does not have a deterministic implementation, but you set ...", UserWarning, stacklevel=2)
-
-
-def test_what_does_not_repeat_itself_is_said_once_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    told: set[str] = set()
-    for _ in range(2):
-        with device.repeats(told):
-            varying("adaptive_max_pool2d_backward_cuda")
-            varying("put_")
-    said = [record.message for record in caplog.records]
-    assert len(said) == 2
-    assert "no deterministic algorithm of adaptive_max_pool2d_backward_cuda" in said[0]
-    with pytest.warns(UserWarning, match="something else"), device.repeats(told):
-        warnings.warn("something else", UserWarning, stacklevel=1)
-    with pytest.raises(UserWarning, match="put_"):  # the tests' own rule, as before the block
-        varying("put_")
 
 
 @pytest.mark.parametrize(
@@ -204,20 +172,3 @@ def test_a_model_whose_weights_have_moved_is_refused() -> None:
     net.params["classifier.weight"].data = torch.zeros(3, 8, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"classifier\.weight lies outside the flat row"):
         net.load(arrays)
-
-
-def test_a_gradient_that_leaves_the_row_is_no_silent_standstill() -> None:
-    """After it the optimiser would see weight decay alone."""
-
-    class Cutting(Objective):
-        def loss(self, net: Any, *rest: Any) -> Tensor:
-            net.module.zero_grad()
-            return super().loss(net, *rest)
-
-    net = v.small_net()
-    one = v.visit(net, 0, 12)
-    net.load({name: tensor.detach().numpy() for name, tensor in {**one.params, **one.buffers}.items()})
-    cutting = Cutting(Settings())
-    with pytest.raises(RuntimeError, match=r"The gradient of features\.0\.weight lies outside the flat row"):
-        trained = train(net, cutting, one, {}, v.settings())
-        net.arrays(trained.params, trained.buffers)  # as a visit does to send them

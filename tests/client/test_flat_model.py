@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedcross.client import flat_model
 from fedcross.client.flat_model import ModuleNet, channels_last
 from fedcross.tasks.models._split import Split
 
@@ -154,9 +153,3 @@ def test_a_gradient_outside_its_row_is_noticed(act):
     with pytest.raises(RuntimeError, match=r"gradient of features\.bias lies outside"):
         act(one)
     assert one.arrays(others(one.params), one.buffers).keys() == model.keys()  # of other values nothing is expected
-
-
-def test_recurrent_layers_leave_their_weights_where_they_are():
-    layer = nn.GRU(1, 2)
-    ModuleNet(Split(layer, nn.Linear(2, 1)), torch.device("cpu"))
-    assert layer.flatten_parameters is flat_model._stay

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from fedcross.client import freed_memory
+from fedcross.client import device as freed_memory
 
 #: Trains ResNet-20 for six steps; prints the page faults of each of the last three.
 PROGRAM = """
 import resource, sys
 from types import SimpleNamespace
 import torch
-from fedcross.client.freed_memory import keep_freed_memory
+from fedcross.client.device import keep_freed_memory
 from fedcross.tasks.models import create
 if "keep" in sys.argv:
     assert keep_freed_memory()
@@ -32,7 +32,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 3)
 
 
 def faults(*arguments: str) -> int:
-    environment = {name: value for name, value in os.environ.items() if name not in freed_memory.OWN}
+    environment = {name: value for name, value in os.environ.items() if name not in freed_memory.ALLOCATOR}
     command = [sys.executable, "-c", PROGRAM, *arguments]
     return int(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
 
@@ -44,38 +44,8 @@ def test_memory_that_was_freed_costs_no_new_pages():
     assert faults("keep") < 1500
 
 
-@pytest.mark.parametrize("name", freed_memory.OWN)
+@pytest.mark.parametrize("name", freed_memory.ALLOCATOR)
 def test_a_user_s_own_choice_stands(monkeypatch, name):
     monkeypatch.setenv(name, "x")
     monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: pytest.fail("called"))
     assert not freed_memory.keep_freed_memory()
-
-
-@pytest.mark.parametrize("error", [OSError, TypeError])
-def test_a_c_library_without_the_setting_is_left_alone(monkeypatch, error):
-    for name in freed_memory.OWN:
-        monkeypatch.delenv(name, raising=False)
-
-    def load(_):
-        raise error
-
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", load)
-    assert not freed_memory.keep_freed_memory()
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: object())
-    assert not freed_memory.keep_freed_memory()
-
-
-def test_both_settings_are_made(monkeypatch):
-    for name in freed_memory.OWN:
-        monkeypatch.delenv(name, raising=False)
-    made = {}
-
-    class Library:
-        @staticmethod
-        def mallopt(name, value):
-            made[name] = value
-            return 1
-
-    monkeypatch.setattr(freed_memory.ctypes, "CDLL", lambda _: Library)
-    assert freed_memory.keep_freed_memory()
-    assert made == {-1: 256 << 20, -3: 32 << 20}

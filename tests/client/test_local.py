@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedcross.client import request as visiting
+from fedcross.client import cache
 from fedcross.client.cache import RunCache
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.request import examples
 from fedcross.conf.schema import load
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.objective import Objective
@@ -50,19 +49,6 @@ def test_own_test_part_goes_through_the_clients_permutation():
     assert np.array_equal(y.numpy(), data.task.test.y[indices])
 
 
-def test_classes_are_the_clients_own():
-    groups = "partition.groups=[[0,1],[2,3,4],[5,6,7,8,9]]"
-    overrides = [o for o in SMALL if not o.startswith("partition")]
-    data = load([*overrides, "partition=classes", groups]).load_data()
-    _, y = data.client_test(1, torch.device("cpu"))
-    assert set(y.tolist()) == {2, 3, 4}
-
-
-def test_no_test_part_where_the_partition_defines_none():
-    data = load([*SMALL, "partition=dirichlet", "partition.clients=6", "partition.min_size=2"]).load_data()
-    assert data.client_test(0, torch.device("cpu")) is None
-
-
 @pytest.mark.slow
 def test_round_reports_the_participants_mean(tmp_path: Path):
     session = run(tmp_path, "evaluate_local=true", "evaluate_every=2", "rounds=3", "train.epochs=3", "train.lr=0.1")
@@ -78,18 +64,19 @@ def test_round_reports_the_participants_mean(tmp_path: Path):
     assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_examples_are_drawn_anew_for_every_round():
     shop = RunCache(load([*SMALL, "train.examples=5"]))
     whole, labels = shop.data.client(1, shop.device)
     chosen = {}
     for number in (1, 2, 1):
-        x, y = examples(shop, 1, number)
+        x, y = shop.examples(1, number)
         assert len(x) == len(y) == 5
         rows = [next(i for i in range(len(whole)) if torch.equal(whole[i], one)) for one in x]
         assert torch.equal(labels[rows], y)
         assert chosen.setdefault(number, rows) == rows  # the same round draws the same
     assert set(chosen[1]) != set(chosen[2])
-    everything = examples(RunCache(load([*SMALL, "train.examples=100000"])), 1, 1)[0]
+    everything = RunCache(load([*SMALL, "train.examples=100000"])).examples(1, 1)[0]
     assert torch.equal(everything[:], whole)
 
 
@@ -97,15 +84,15 @@ def test_examples_stay_prepared_while_there_is_room(monkeypatch):
     shop = RunCache(load(SMALL))
     whole = [shop.data.client(i, shop.device) for i in range(3)]
     room = sum(part.nbytes for pair in whole[:2] for part in pair)
-    monkeypatch.setattr(visiting, "KEPT_BYTES", room)
-    first = [examples(shop, i, 1) for i in range(3)]
-    again = [examples(shop, i, 2) for i in range(3)]
+    monkeypatch.setattr(cache, "KEPT_BYTES", room)
+    first = [shop.examples(i, 1) for i in range(3)]
+    again = [shop.examples(i, 2) for i in range(3)]
     assert [a[0] is b[0] for a, b in zip(first, again)] == [True, True, False]
     assert all(torch.equal(x[:], own_x) and torch.equal(y, own_y) for (x, y), (own_x, own_y) in zip(again, whole))
 
 
 def test_a_run_is_the_same_whether_examples_stay_prepared_or_not(tmp_path, monkeypatch):
     kept = run(tmp_path / "kept", "rounds=2").driver.global_model()
-    monkeypatch.setattr(visiting, "KEPT_BYTES", 0)
+    monkeypatch.setattr(cache, "KEPT_BYTES", 0)
     anew = run(tmp_path / "anew", "rounds=2").driver.global_model()
     assert all(np.array_equal(kept[name], anew[name]) for name in anew)

@@ -6,12 +6,12 @@ from fedcross import tell_partition
 from fedcross.core.errors import ConfigError
 from fedcross.engines.grid import LocalGrid
 from fedcross.strategies.round.ledger import Ledger
-from fedcross.strategies.round.nodes import Nodes
+from fedcross.strategies.round.settings import RoundSettings
 from tests.examples.test_own_app import Nameless
 
 
 def test_an_app_of_ones_own_tells_its_partitions():
-    nodes = Nodes(Ledger())
+    nodes = Ledger(RoundSettings()).nodes
     assert nodes.refresh(Nameless(LocalGrid(tell_partition(ClientApp()), 3, {}))) == [0, 1, 2]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcross.client import cache as work
-from fedcross.client.cache import _of_this_run, run_cache
+from fedcross.client.cache import run_cache
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +29,14 @@ def write(folder, examples):
 def test_own_data_that_changed_is_seen_by_the_next_run(tmp_path, partition, fresh):
     overrides = f"task=arrays task.root={tmp_path} task.classes=2 model=mlp clients_per_round=1 logger=none {partition}"
     write(tmp_path, 6)
-    shop = _of_this_run(run_cache(overrides), overrides, "first")
+    shop = run_cache(overrides, "first")
     assert len(shop.data.task.train.y) == 6
     write(tmp_path, 8)
-    assert _of_this_run(shop, overrides, "first") is shop
-    later = _of_this_run(shop, overrides, "second")
+    assert run_cache(overrides, "first") is shop
+    later = run_cache(overrides, "second")
     assert (later is not shop) == fresh
     assert len(later.data.task.train.y) == (8 if fresh else 6)
-    assert _of_this_run(later, overrides, "second") is later
+    assert run_cache(overrides, "second") is later
 
 
 def test_also_by_a_next_run_with_other_settings(tmp_path):
@@ -45,10 +45,10 @@ def test_also_by_a_next_run_with_other_settings(tmp_path):
         f"task=arrays task.root={tmp_path} task.classes=2 model=mlp clients_per_round=1 logger=none partition=local"
     )
     write(tmp_path, 6)
-    assert len(_of_this_run(run_cache(common), common, "first").data.task.train.y) == 6
+    assert len(run_cache(common, "first").data.task.train.y) == 6
     write(tmp_path, 8)
     other = f"{common} rounds=7"
     run_cache(other)  # the server's question, before the first visit
-    shop = _of_this_run(run_cache(other), other, "second")
+    shop = run_cache(other, "second")
     assert len(shop.data.task.train.y) == 8
-    assert _of_this_run(shop, other, "second") is shop
+    assert run_cache(other, "second") is shop

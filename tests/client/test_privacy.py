@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp.mod import LocalDpMod
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +13,6 @@ from fedcross.client.cache import RunCache
 from fedcross.client.privacy import noise_source, protect
 from fedcross.conf.schema import Privacy, load
 from fedcross.core.errors import ConfigError
-from fedcross.engines.grid import LocalGrid
 from fedcross.engines.workers import WorkersGrid
 from fedcross.server.privacy import epsilon, statement
 from tests.support.federation import SMALL, run, same, session
@@ -46,6 +43,16 @@ def test_clipping_by_hand() -> None:
     assert clipped(received, trained, 6.0)["b"].tolist() == [[6]]
 
 
+def test_a_frozen_parameter_is_sent_as_it_was_received() -> None:
+    """u = (3, 4) without the frozen b, |u| = 5: clip 2.5 leaves half. Noise is drawn for `a` alone."""
+    received = {"a": np.zeros(2), "b": np.ones(2)}
+    trained = {"a": np.array([3.0, 4.0]), "b": np.array([9.0, 9.0])}
+    noise = 2.5 * np.random.default_rng(1).normal(size=2)
+    made = protect(Privacy(clip=2.5, noise=1.0), received, trained, np.random.default_rng(1), {"b"})
+    assert made["a"] == pytest.approx([1.5 + noise[0], 2.0 + noise[1]])
+    assert made["b"].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_an_update_that_broke_down_counts_as_none(value: float) -> None:
     received = {"a": np.float32([1, 1])}
@@ -66,24 +73,6 @@ def test_noise_has_the_size_that_was_asked_for() -> None:
     # The standard deviation of n draws is known within about s / sqrt(2 n): 3 / 632; five times that is allowed.
     assert made.std() == pytest.approx(3.0, abs=0.025)
     assert made.mean() == pytest.approx(0.0, abs=0.035)
-
-
-def test_the_clipping_is_that_of_flowers_mod() -> None:
-    LocalGrid(lambda message, context: message, 1, {})  # sets the identity that Message() needs
-    received, trained = {"a": np.float64([1, 2]), "b": np.float64([3])}, {"a": np.float64([4, 2]), "b": np.float64([7])}
-    record = {name: Array(value) for name, value in received.items()}
-    content: Any = {"arrays": ArrayRecord(record), "config": ConfigRecord()}
-    message = Message(RecordDict(content), dst_node_id=1, message_type="train")
-    message.metadata.__dict__["_message_id"] = "m"
-
-    def app(message: Message, context: Any) -> Message:
-        answer = ArrayRecord({name: Array(value) for name, value in trained.items()})
-        return Message(RecordDict({"arrays": answer}), reply_to=message)
-
-    context = Context(1, 1, {}, RecordDict(), {})
-    reply = LocalDpMod(2.5, 0.0, 1.0, 1e-5)(message, context, app)  # a sensitivity of zero means no noise
-    for name, array in clipped(received, trained, 2.5).items():
-        assert reply.content.array_records["arrays"][name].numpy() == pytest.approx(array)
 
 
 def test_noise_of_the_system_is_never_the_same_and_that_of_the_seed_always() -> None:

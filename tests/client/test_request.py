@@ -11,12 +11,13 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from fedcross.client import cache, request
+from fedcross.client import request
 from fedcross.client.flat_model import ModuleNet
 from fedcross.conf.schema import Privacy, Train
 from fedcross.core.errors import ProtocolError
 from fedcross.strategies.objective import Outcome
 from fedcross.tasks.models.dropout import Dropout
+from fedcross.tasks.models.width import FULL
 from tests.support.federation import run
 
 CPU = torch.device("cpu")
@@ -27,38 +28,40 @@ def arrivals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What :func:`request.receive` was given in a small run."""
     given: list[Any] = []
 
+    receive = request.receive
+
     def noted(*one: Any) -> request.Request:
         given.append(one)
-        return request.receive(*one)
+        return receive(*one)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "receive", noted)
+        patch.setattr(request, "receive", noted)
         run(tmp_path, "rounds=1")
     return given
 
 
 def test_another_base_than_the_servers_is_refused(arrivals: list[Any]) -> None:
-    loaded, content, net, wire = arrivals[0]
+    loaded, content = arrivals[0]
     asked = content.config_records["config"]
     loaded.base = "a" * 64
     for base in ("", "a" * 64):
         asked["base"] = base
-        request.receive(loaded, content, net, wire)
+        request.receive(loaded, content)
     asked["base"] = "b" * 64
     with pytest.raises(ProtocolError, match=r"SHA-256 is a{16}\.\.\. here and b{16}\.\.\. at the server"):
-        request.receive(loaded, content, net, wire)
+        request.receive(loaded, content)
 
 
 def test_dropout_is_drawn_anew_for_every_round_and_client(arrivals: list[Any]) -> None:
-    loaded, content, net, wire = arrivals[0]
-    module = copy.deepcopy(net.module)
+    loaded, content = arrivals[0]
+    module = copy.deepcopy(loaded.net.module)
     module.add_module("drop", Dropout(0.5))
-    own = ModuleNet(module, CPU)
+    loaded._nets[FULL] = ModuleNet(module, CPU), loaded.at(FULL)[1]
     asked = content.config_records["config"]
     states = []
     for number, client in ((1, 0), (2, 0), (1, 1), (1, 0)):
         asked["round"], asked["client"] = number, client
-        arrived = request.receive(loaded, content, own, wire)
+        arrived = request.receive(loaded, content)
         assert list(arrived.scratch) == ["drop.state"]
         states.append(int(arrived.scratch["drop.state"]))
     assert len(set(states)) == 3
@@ -66,10 +69,10 @@ def test_dropout_is_drawn_anew_for_every_round_and_client(arrivals: list[Any]) -
 
 
 def test_a_visit_starts_from_the_model_of_its_message(arrivals: list[Any]) -> None:
-    loaded, content, net, wire = arrivals[0]
+    loaded, content = arrivals[0]
     sent = {name: array.numpy() for name, array in content.array_records["arrays"].items()}
-    net.flat.fill_(7)
-    arrived = request.receive(loaded, content, net, wire)
+    loaded.net.flat.fill_(7)
+    arrived = request.receive(loaded, content)
     assert all((arrived.visit.params[name].numpy() == sent[name]).all() for name in arrived.visit.params)
     assert not any((array == 7).all() for array in arrived.received.values())
 
@@ -77,13 +80,6 @@ def test_a_visit_starts_from_the_model_of_its_message(arrivals: list[Any]) -> No
 def test_the_learning_rate_decays_from_the_second_round_down_to_its_least() -> None:
     settings = Train(lr=0.5, lr_decay=0.5, lr_min=0.1, epochs=1, batch=1)
     assert [request.learning_rate(settings, number) for number in (1, 2, 3, 4)] == [0.5, 0.25, 0.125, 0.1]
-
-
-def test_a_gpu_keeps_a_share_of_its_memory_and_never_less_than_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert request.kept_bytes(CPU) == 2**26
-    for total, expected in ((2**36, 0.03 * 2**36), (2**30, 2**26)):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, total=total: (1, total))
-        assert request.kept_bytes(torch.device("cuda")) == expected
 
 
 @pytest.mark.parametrize(("keeps", "state"), [(True, None), (False, {})])

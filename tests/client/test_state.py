@@ -1,6 +1,5 @@
 import json
 import math
-import os
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ import torch
 from torch import nn
 
 from fedcross.client.request import state_root
-from fedcross.client.state import LEFT_S, StateStore
+from fedcross.client.state import StateStore
 from fedcross.core.errors import ProtocolError, StorageError
 from tests.support.disk import largest_file
 from tests.support.federation import run
@@ -58,25 +57,6 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path):
                 store.save(visit, {"c": np.zeros(100_000)}, keep=1)
     assert [path.name for path in store.folder.iterdir()] == ["1.npz"]
     assert store.load(1)["c"].tolist() == [0, 0, 0]
-
-
-def test_what_a_killed_process_left_is_deleted_later_and_what_is_being_written_stays(tmp_path):
-    store = StateStore(tmp_path, "run", 0)
-    store.save(1, {"c": np.zeros(3)}, keep=0)
-    other = StateStore(tmp_path, "run", 1)
-    other.save(1, {"c": np.zeros(3)}, keep=0)
-    now = (store.folder / "1.npz").stat().st_mtime
-    for folder, name, age in (
-        (store.folder, "tmpabc.part", LEFT_S + 60),  # by an older version
-        (store.folder, ".2.npz.abc.part", LEFT_S + 60),
-        (store.folder, ".3.npz.abc.part", LEFT_S - 60),
-        (other.folder, ".2.npz.abc.part", LEFT_S + 60),
-    ):
-        (folder / name).write_bytes(b"half")
-        os.utime(folder / name, (now - age, now - age))
-    store.save(4, {"c": np.zeros(3)}, keep=4)
-    assert sorted(path.name for path in store.folder.iterdir()) == [".3.npz.abc.part", "4.npz"]
-    assert len(list(other.folder.iterdir())) == 2
 
 
 def forgetting_disk():

@@ -4,8 +4,7 @@ from torch import nn
 
 from fedcross.client.cache import one_thread
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.optimizer import Moments, step
-from fedcross.client.trainer import batches, later, train
+from fedcross.client.trainer import Moments, batches, later, step, train
 from fedcross.conf.schema import Train
 from fedcross.core.settings import Settings
 from fedcross.strategies.objective import Objective, Visit
@@ -164,6 +163,8 @@ def test_the_order_depends_on_seed_round_client_and_epoch_only():
     assert order() != order(round=2)
     assert order() != order(client=1)
     assert order() != order(seed=1)
+    first, second = [inputs.ravel().tolist() for inputs, _, _ in batches(visit_of(net, x, y), 2, 50)]
+    assert first == order() != second
 
 
 def test_momentum_can_be_carried_over():

@@ -6,7 +6,8 @@ from itertools import groupby
 import pytest
 
 from fedcross.conf.compose import CONF
-from fedcross.server.command_line import checked_plan
+from fedcross.conf.schema import load
+from fedcross.server.command_line import read_plan
 
 ROOT = CONF / "experiment"
 NAMES = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.rglob("[!_]*.yaml"))
@@ -57,9 +58,11 @@ def words(value: str | list[str]) -> str:
     return value if isinstance(value, str) else " ".join(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), ALL, ids=words)
 def test_what_a_comment_says_to_type_runs(name, settings):
-    assert checked_plan([f"experiment={name}", "seed=1", *settings]).overrides
+    jobs = read_plan([f"experiment={name}", "seed=1", *settings]).jobs
+    assert [load(jobs[i]) for i in {0, len(jobs) - 1}]
 
 
 #: Their first lines name a package, an address, or a run's record, that a reader has to put in.
@@ -77,4 +80,4 @@ def test_the_first_line_of_a_choice_runs(choice):
     group = choice.partition("/")[0]
     for _, settings in advice("none", text):
         own = [] if any(one.startswith(f"{group}=") for one in settings) else [choice.replace("/", "=")]
-        assert checked_plan([*own, *settings]).overrides
+        assert load(read_plan([*own, *settings]).jobs[0])

@@ -112,7 +112,7 @@ def test_the_learning_rate_decays_to_its_floor():
 def test_no_setting_of_the_server_reaches_a_device():
     server = ["output=/srv/a", "resume=/srv/a", "stop_at=7", "stop.patience=3", "log.format=json", "serve.port=80"]
     server += ["logger=wandb", "++logger.dir=/srv/w", "checkpoint.every=2", "snapshots.rounds=[1]", "defence.weight=0"]
-    server += [*REMOTE, "clock=virtual", "devices=measured"]
+    server += [*REMOTE, "clock=virtual", "devices=measured", "average=ema", "average_decay=0.9", "average_from=0.1"]
     plain = load_for_client("task=digits train.lr=0.5")
     assert load_for_client(join(["task=digits", "train.lr=0.5", *server])) == plain
     assert {one.lstrip("+").split("=")[0].split(".")[0] for one in server} == SERVER_ONLY
@@ -145,3 +145,10 @@ def test_every_file_opens_with_its_command():
     for path in FILES:
         first = next(line for line in path.read_text().splitlines() if not line.startswith("# @package"))
         assert first.startswith("# fedcross"), path
+
+
+def test_a_defended_round_needs_no_more_replies_than_it_has_clients():
+    """Of two clients two replies are enough, of four only from three on."""
+    load(["defence.enabled=true", "clients_per_round=2", "federation.enough_replies=2"])
+    with pytest.raises(ConfigError, match="enough_replies"):
+        load(["defence.enabled=true", "clients_per_round=4", "federation.enough_replies=2"])

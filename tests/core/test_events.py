@@ -57,30 +57,6 @@ def test_everything_is_one_event_per_line_inside_the_block(capsys):
     assert capsys.readouterr().out == "text again\n"
 
 
-@pytest.mark.slow
-def test_a_run_that_goes_on_in_json_says_nothing_else(tmp_path, capsys):
-    settings = ["task=digits", "method=fedavg", "partition.clients=3", "clients_per_round=2", "engine.workers=1"]
-    assert main([*settings, "rounds=2", "stop_at=1", f"output={tmp_path}", "log.format=json"]) == 0
-    capsys.readouterr()
-    assert main([f"resume={tmp_path}", "train.lr=-1"]) == 2  # nothing trains: what matters comes before and after that
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert [event["event"] for event in written(err)] == ["run_failed"]
-    assert main([f"resume={tmp_path}", "log.format=text", "train.lr=-1"]) == 2
-    assert "train.lr=-1: " in capsys.readouterr().err
-
-
-def test_json_is_written_once_beside_a_root_logger_that_writes_too(capsys, monkeypatch):
-    closed = io.StringIO()
-    closed.close()
-    handlers = [logging.StreamHandler(), logging.StreamHandler(closed)]
-    monkeypatch.setattr(logging.getLogger(), "handlers", handlers)
-    with events.log_format("json"):
-        log(20, "Starting")
-    assert [event["text"] for event in written(capsys.readouterr().err)] == ["Starting"]
-    assert logging.getLogger("flwr").propagate
-
-
 def test_json_is_written_once_if_flowers_handler_comes_later(capsys, monkeypatch):
     logger = logging.getLogger("flwr")
     monkeypatch.setattr(logger, "handlers", [])
@@ -95,6 +71,7 @@ def test_json_is_written_once_if_flowers_handler_comes_later(capsys, monkeypatch
 SMALL = ["task=digits", "task.limit=300", "task.limit_test=100", "partition.clients=3", "clients_per_round=3"]
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_whole_story_in_documented_events(tmp_path, capsys):
     quick = ["rounds=2", "train.epochs=1", "logger=none", "engine.workers=1", "log.format=json", "log.audit=true"]
     assert main([*SMALL, *quick, f"output={tmp_path / 'run'}"]) == 0
@@ -111,17 +88,10 @@ def test_a_run_tells_its_whole_story_in_documented_events(tmp_path, capsys):
     ]
     assert names == ["run_started", *per_round, *per_round, "run_finished"]
     for event in found:
-        fields = {one for name in events.EVENTS[event["event"]][1] for one in name.replace(" or ", ", ").split(", ")}
         if event["event"] != "round_finished":
-            assert event.keys() - {"time", "event"} <= fields, event
+            assert event.keys() - {"time", "event"} <= set(events.EVENTS[event["event"]].split()), event
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert found[-1]["audit_sha256"] == result["audit"]["sha256"]
-
-
-def test_a_run_without_a_trail_ends_with_null_for_its_hash(tmp_path, capsys):
-    quick = ["rounds=1", "train.epochs=1", "logger=none", "engine.workers=1", "log.format=json", "log.audit=false"]
-    assert main([*SMALL, *quick, f"output={tmp_path / 'run'}"]) == 0
-    assert written(capsys.readouterr().err)[-1]["audit_sha256"] is None
 
 
 def test_a_run_that_fails_says_so_in_the_same_form(tmp_path, capsys):

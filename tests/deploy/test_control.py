@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedcross.core.errors import ConfigError, FederationError
-from fedcross.core.keys import make_node_key
 from fedcross.deploy import control
+from fedcross.engines.certificates import make_node_key
 
 
 class Client:

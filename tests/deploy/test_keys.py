@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.keys import KeyPair, make_server
 from fedcross.deploy import keys
 from fedcross.deploy.control import read_public_key
+from fedcross.engines.certificates import KeyPair, make_server
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ CONFIGURATION = [
     *("train.epochs=2", "logger=none"),
 ]
 #: What a user starts is whole in test_same_result; here its processes are forked.
-pytestmark = [pytest.mark.superlink, pytest.mark.slow, pytest.mark.usefixtures("warm_start")]
+pytestmark = [pytest.mark.superlink, pytest.mark.slow]
 
 
 def sha(folder: Path) -> str:

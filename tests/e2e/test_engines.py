@@ -31,7 +31,6 @@ ENGINES = [
 ]
 ROOT = import_root()
 #: What a user starts is whole in test_same_result, for each of the two; here the processes are forked.
-pytestmark = pytest.mark.usefixtures("warm_start")
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def test_nothing_is_left_behind_when_the_user_or_the_system_ends_a_run(
     output = tmp_path / "out"
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # even if ignored where pytest runs
-        "from pathlib import Path; from engines import ray, superlink\n"
+        "from pathlib import Path; from fedcross.engines import ray, superlink\n"
         f"{engine.__name__.split('.')[-1]}.launch(None, {shlex.join([str(output), 'hang', '2'])!r}, 2, "
         f"Path({str(tmp_path / 'work')!r}), app=Path({str(app)!r}))\n"
     )

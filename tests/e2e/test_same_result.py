@@ -58,7 +58,6 @@ def test_ray_gives_the_local_model(tmp_path: Path, local: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.usefixtures("warm_start")
 def test_flwr_run_of_this_folder_gives_the_local_model(tmp_path: Path, local: str) -> None:
     output = tmp_path / "flwr-run"
     overrides = join([*CONFIGURATION, f"output={output}"])
@@ -68,7 +67,6 @@ def test_flwr_run_of_this_folder_gives_the_local_model(tmp_path: Path, local: st
 
 @pytest.mark.slow
 @pytest.mark.superlink
-@pytest.mark.usefixtures("warm_start")
 def test_models_of_three_widths_over_a_superlink(tmp_path: Path) -> None:
     """Each device gets the slots that it can hold, and what it uploads is the local run's, of nested training too."""
     sizes = [
@@ -85,7 +83,6 @@ def test_models_of_three_widths_over_a_superlink(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.superlink
-@pytest.mark.usefixtures("warm_start")
 def test_adapters_of_an_own_network_over_a_superlink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of the federation find the network, and only its part travels: one device shows it."""
     (tmp_path / "mine" / "e2enets").mkdir(parents=True)

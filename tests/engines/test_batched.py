@@ -19,7 +19,7 @@ from fedcross.conf.schema import load
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.server.observers import Observer
 from fedcross.server.session import Session
-from fedcross.strategies.round.registry import method_class
+from fedcross.strategies.registry import method_class
 from tests.support import federation
 from tests.support.federation import SMALL
 
@@ -43,15 +43,30 @@ def batched(folder: Path, *overrides: str, answer: Any = together) -> tuple[Sess
 @pytest.mark.parametrize("method", METHODS)
 def test_agrees_with_the_local_engine(tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture) -> None:
     own = [f"method={method}", *(["model=fedfusion_mnist"] if method.startswith("fedfusion") else [])]
-    alone = federation.run(tmp_path / "local", *SETTINGS, *own)
-    many, result = batched(tmp_path / "batched", *own)
-    assert result["rounds"] == 2
+    many = compared(tmp_path, *own)
     kind = method_class(many.config.modules["method"])
     assert ("cannot be batched" in caplog.text) == (not kind.Objective.batchable)
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["model=fedfusion_mnist", "privacy.enabled=true privacy.randomness=seed privacy.noise=0.1 method=fedavg"],
+    ids=["dropout", "privacy"],
+)
+def test_draws_of_a_client_are_those_of_the_local_engine(tmp_path: Path, own: str) -> None:
+    compared(tmp_path, *own.split())
+
+
+def compared(folder: Path, *own: str) -> Session:
+    """Run both engines, compare everything that they keep, and return the batched run."""
+    alone = federation.run(folder / "local", *SETTINGS, *own)
+    many, result = batched(folder / "batched", *own)
+    assert result["rounds"] == 2
     a, b = alone.driver.checkpoint().arrays, many.driver.checkpoint().arrays
     assert list(a) == list(b)
     for name in a:
         np.testing.assert_allclose(b[name], a[name], rtol=0, atol=SINGLE, err_msg=name)
+    return many
 
 
 def test_two_runs_are_equal_to_the_bit_whatever_order_replies_are_asked_in(

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcross.core.errors import DeviceError, FederationError
+from fedcross.core.errors import FederationError
 from fedcross.engines import batched
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.engines.grid import FIRST_NODE
@@ -72,48 +72,6 @@ def test_a_pull_answers_those_that_are_queued_and_asked_for_once() -> None:
     assert answers(list(grid.pull_messages(["nobody's", second]))) == [("together", 1)]
     assert answers(list(grid.pull_messages([first, second]))) == [("together", 0)]
     assert list(grid.pull_messages([first, second])) == []
-
-
-def test_the_memory_limit_is_told_in_bytes() -> None:
-    together = Together()
-    list(opened(together, memory_gib=1.5, cuda_graph=False).send_and_receive(ask("train", 0)))
-    assert together.asked == [(1, 1_610_612_736, False)]
-
-
-def test_a_round_that_cannot_be_computed_together_is_answered_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So one client's error is its own."""
-    said: list[str] = []
-    monkeypatch.setattr(batched, "log", lambda _level, text, *words: said.append(text % words))
-    own = ClientApp()
-
-    @own.train()
-    def train(message: Message, context: Context) -> Message:
-        if context.node_config["partition-id"] == 3:
-            raise ValueError("client 3 alone")
-        return reply(message, "alone", context)
-
-    numbers = iter((-0.25, 7.5))
-
-    def broken(*_: Any) -> list[Message]:
-        raise ValueError(f"mean {next(numbers)}; on purpose. Ask elsewhere.\nAnd there.")
-
-    grid = BatchedGrid(own, 5, {"overrides": "x"}, broken, Params())
-    good, bad = grid.send_and_receive(ask("train", 0, 3))
-    assert answers([good]) == [("alone", 0)]
-    assert (bad.error.code, bad.error.reason) == (2, "ValueError: client 3 alone")
-    grid.send_and_receive(ask("train", 0, 3))  # nothing new to say
-    assert said == [
-        "A round of 2 clients is trained one client after another, as engine=local does: "
-        "ValueError: mean -0.25; on purpose. So are later ones like it."
-    ]
-
-
-def test_a_broken_device_ends_the_run() -> None:
-    def broken(*_: Any) -> list[Message]:
-        raise DeviceError("the GPU is gone")
-
-    with pytest.raises(DeviceError):
-        BatchedGrid(app, 5, {}, broken, Params()).send_and_receive(ask("train", 0, 3))
 
 
 def test_a_run_serves_such_a_grid_and_needs_an_app_that_can(monkeypatch: pytest.MonkeyPatch) -> None:

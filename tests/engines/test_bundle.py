@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import ast
-import errno
 import io
-import os
 import subprocess
 import sys
 import tomllib
@@ -12,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
-from flwr.cli.config_utils import load_and_validate
 from flwr.common.constant import FAB_MAX_SIZE
 
-from fedcross.core.errors import FederationError, StorageError
+from fedcross.core.errors import FederationError
 from fedcross.core.paths import APP_ROOMS, ROOMS, import_root, room
 from fedcross.engines import bundle
 
@@ -74,10 +71,6 @@ def test_flwr_run_from_a_checkout_takes_nothing_else_along(house: Path) -> None:
     assert contents(house) == ROOM_FILES | REST | {"LICENSE"}
 
 
-def test_flower_accepts_the_bundle_and_finds_both_apps(house: Path, tmp_path: Path) -> None:
-    load_and_validate(bundle.make(tmp_path / "app", house) / "pyproject.toml")
-
-
 def test_bundle_names_the_same_apps_as_the_checkout(house: Path, tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     app = tomllib.loads((bundle.make(tmp_path / "app", house) / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
@@ -130,46 +123,3 @@ def test_a_device_runs_the_code_that_came_with_the_run_not_the_installed_one(tmp
             [sys.executable, "-c", WHOSE, str(app)], cwd=ROOT, capture_output=True, text=True, check=True
         )
         assert all(Path(file).is_relative_to(app) for file in done.stdout.split())
-
-
-#: Looks for both apps as Flower's simulation does, while another thread has begun, but not ended, to import fedcross.
-HALF_MADE = """
-import importlib.util, sys
-from flwr.supercore.object_ref import load_app, validate
-sys.path.insert(0, sys.argv[1])
-spec = importlib.util.find_spec("fedcross")
-sys.modules["fedcross"] = importlib.util.module_from_spec(spec)
-print([validate(name, project_dir=sys.argv[1]) for name in sys.argv[2:]])
-spec.loader.exec_module(sys.modules["fedcross"])
-print([type(load_app(name, ValueError, project_dir=sys.argv[1])).__name__ for name in sys.argv[2:]])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("whose", ["checkout", "engines"])
-def test_flower_finds_both_apps_while_the_package_is_half_made(tmp_path: Path, whose: str) -> None:
-    folder = ROOT if whose == "checkout" else bundle.make(tmp_path / "made")
-    zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))).extractall(tmp_path / "app")
-    project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
-    components = project["tool"]["flwr"]["app"]["components"].values()
-    done = subprocess.run(
-        [sys.executable, "-c", HALF_MADE, str(tmp_path / "app"), *components],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["[(True, None), (True, None)]", "['ServerApp', 'Client']"]
-
-
-def test_a_full_disk_is_one_line_with_its_cause(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copying a folder collects the errors of all its files."""
-
-    def full(source: str, target: str, **_: bool) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
-
-    monkeypatch.setattr(bundle.shutil.copytree, "__defaults__", (False, None, full, False, False))
-    with pytest.raises(StorageError) as caught:
-        bundle.make(tmp_path / "app", house)
-    told = str(caught.value)
-    assert len(told) < 300
-    assert "\n" not in told

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +17,13 @@ PRIVATE = re.compile(r"^flwr\.(proto|supercore|superlink|server\.superlink|super
 ALLOWED = "engines/flower_private.py"
 
 
-def sources() -> list[Path]:
-    """Return the tracked Python files of the source, without benchmarks and tests."""
+@functools.cache
+def sources() -> dict[str, ast.AST]:
+    """Return the tracked Python files of the source, without benchmarks and tests, as syntax trees."""
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     skipped = ("tests/", "benchmarks/", "docs/", "examples/")
-    return [ROOT / name for name in listed.split() if not name.startswith(skipped) and (ROOT / name).exists()]
+    names = [name for name in listed.split() if not name.startswith(skipped) and (ROOT / name).exists()]
+    return {name: ast.parse((ROOT / name).read_text()) for name in names}
 
 
 def imported(tree: ast.AST) -> list[str]:
@@ -62,11 +64,7 @@ def replaced(tree: ast.AST) -> list[str]:
 
 
 def test_only_one_file_imports_private_parts_of_flower() -> None:
-    users = {
-        str(path.relative_to(ROOT))
-        for path in sources()
-        if any(PRIVATE.match(name) for name in imported(ast.parse(path.read_text())))
-    }
+    users = {file for file, tree in sources().items() if any(PRIVATE.match(name) for name in imported(tree))}
     assert users - {"engines/middleware.py"} == {ALLOWED}  # the middleware names a protobuf message
 
 
@@ -75,7 +73,7 @@ def test_at_most_a_dozen_names() -> None:
 
 
 def test_nothing_of_flower_is_replaced() -> None:
-    found = {str(path.relative_to(ROOT)): replaced(ast.parse(path.read_text())) for path in sources()}
+    found = {file: replaced(tree) for file, tree in sources().items()}
     # TaskIdentity has setters for this: Flower's own programs set it in each process.
     assert {name: one for name, one in found.items() if one} == {
         ALLOWED: [f"TaskIdentity.{one}_id" for one in ("run", "node", "task")]

@@ -63,14 +63,6 @@ def test_all_nodes_are_there(grid):
     assert sorted(grid.partitions[node] for node in grid.get_node_ids()) == [0, 1, 2]
 
 
-def test_a_run_is_what_was_set(grid):
-    with pytest.raises(RuntimeError, match="No run was set"):
-        _ = grid.run
-    run = object()
-    grid.set_run(run)
-    assert grid.run is run
-
-
 def test_older_apps_make_their_messages_here(grid):
     content = RecordDict()
     message = grid.create_message(content, "query", FIRST_NODE + 1, "group", ttl=5.0)

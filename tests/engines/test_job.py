@@ -11,7 +11,7 @@ from fedcross.core.settings import find
 from fedcross.engines.grid import LocalGrid
 from fedcross.engines.job import Capabilities, engine_of
 from fedcross.server.run_setup import networked
-from fedcross.strategies.round.polling import LocalClients, is_blocking
+from fedcross.strategies.round.polling import LocalClients
 from tests.support.toy import app
 
 ENGINES = sorted(path.stem for path in (CONF / "engine").glob("*.yaml"))
@@ -52,6 +52,3 @@ def test_who_is_on_a_network():
 def test_what_strategies_read_of_a_grid():
     assert isinstance(LocalGrid(app, 2, {}), LocalClients)
     assert not isinstance(Plain(), LocalClients)
-    assert is_blocking(LocalGrid(app, 2, {}))
-    assert not is_blocking(Waiting(app, 2, {}))
-    assert not is_blocking(Plain())

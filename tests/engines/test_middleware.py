@@ -167,6 +167,23 @@ def test_an_announcement_reaches_flower_whole_or_not_at_all(monkeypatch: pytest.
     assert len(flower.calls) == 1
 
 
+def test_the_limit_is_that_of_all_parts_of_a_body() -> None:
+    """Three parts of 4 bytes are 12: allowed are 12, not 11."""
+
+    def read(most: int) -> bytes:
+        parts = [b"abcd", b"efgh", b"ijkl"]
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+        return asyncio.run(middleware._body(receive, most))
+
+    assert read(12) == b"abcdefghijkl"
+    with pytest.raises(RefusedError) as caught:
+        read(11)
+    assert caught.value.status == 413
+
+
 def test_a_device_without_work_hears_when_the_server_has_sent_something() -> None:
     async def play() -> None:
         flower = Flower(b"", b"sent", b"message")

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 from fedcross.core.errors import FederationError
 from fedcross.core.paths import import_root
 from fedcross.engines import processes
-from fedcross.engines.processes import Family, end_marked, marked, tail, terminated_by_signal
+from fedcross.engines.processes import Family, marked, terminated_by_signal
 
 # Writes its id, starts a child in a session of its own that ignores SIGTERM, and sleeps.
 STUBBORN = """
@@ -75,16 +74,6 @@ def test_the_watchdog_cleans_up_after_sigkill(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_only_marked_processes_end(tmp_path: Path) -> None:
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    try:
-        end_marked("0" * 32, grace=0.1)
-        assert bystander.poll() is None
-    finally:
-        bystander.kill()
-        bystander.wait()
-
-
 def test_ended_processes_and_their_logs(tmp_path: Path) -> None:
     with Family(tmp_path, dict(os.environ)) as family:
         family.start("bad", [sys.executable, "-c", "import sys; print('\\033[91mreason\\033[0m'); sys.exit(3)"]).wait()
@@ -98,12 +87,6 @@ def test_ended_processes_and_their_logs(tmp_path: Path) -> None:
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
     with Family(tmp_path, {}) as family, pytest.raises(FederationError, match="cannot be started"):
         family.start("none", [str(tmp_path / "none")])
-
-
-def test_tail(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("".join(f"{i}\n" for i in range(50)))
-    assert tail(tmp_path / "log", lines=2) == "48\n49"
-    assert tail(tmp_path / "none") == "(the log is empty)"
 
 
 def test_sigterm_leaves_by_way_of_clean_up() -> None:
@@ -121,16 +104,3 @@ def test_signals_that_the_user_ignores_stay_ignored() -> None:
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_handlers_are_left_alone_outside_the_main_thread() -> None:
-    seen = []
-
-    def body() -> None:
-        with terminated_by_signal():
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    thread = threading.Thread(target=body)
-    thread.start()
-    thread.join()
-    assert seen == [signal.getsignal(signal.SIGTERM)]

@@ -35,32 +35,6 @@ def test_federation_config_is_read_by_flower() -> None:
     assert config.init_args_num_gpus == 1
 
 
-def test_what_is_not_set_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ray.START, raising=False)
-    text = "num-supernodes=5 client-resources-num-cpus=1 client-resources-num-gpus=0.0"
-    assert ray.federation_config(5, Params()) == text
-    assert ray.ray_environment(Params(), "/tmp/x") == {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_raylet_start_wait_time_s": "300",
-        "RAY_TMPDIR": "/tmp/x",
-    }
-
-
-@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
-def test_a_start_limit_of_the_user_stays(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "45")
-    assert ray.ray_environment(Params(address=address), "/tmp/x")["RAY_raylet_start_wait_time_s"] == "45"
-
-
-@pytest.mark.slow
-def test_the_limit_is_a_setting_of_the_ray_that_is_installed() -> None:
-    """Ray ignores variables that it does not know; its settings are compiled into the raylet."""
-    import ray as installed
-
-    folder = Path(installed.__file__).parent
-    assert b"raylet_start_wait_time_s" in (folder / "core/src/ray/raylet/raylet").read_bytes()
-
-
 def test_an_existing_cluster_is_joined_and_told_what_clients_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,28 +109,3 @@ def test_the_whole_configuration_is_refused_before_anything_starts(monkeypatch: 
     monkeypatch.delenv("FEDCROSS_DEVICE", raising=False)
     with pytest.raises(ConfigError, match="Ray decides which GPU"):
         load(["task=digits", "engine=ray", "device=cuda:1"])
-
-
-def test_a_cluster_without_a_share_is_remarked() -> None:
-    cluster = Params.model_validate({"address": "10.0.0.1:6379"})
-    assert "train on CPUs" in cluster.remarks("auto")[0]
-    assert cluster.remarks("cpu") == Params().remarks("auto") == []
-
-
-def test_run_hands_the_job_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-    monkeypatch.setattr(ray, "launch", lambda *arguments: seen.extend(arguments))
-    job = type(
-        "J",
-        (),
-        {
-            "app_folder": tmp_path,
-            "overrides": "a=1",
-            "clients": 3,
-            "output": tmp_path / "out",
-            "settings": Params(cpus=2),
-            "gpus": 1,
-        },
-    )()
-    ray.run(job)
-    assert seen == [tmp_path, "a=1", 3, tmp_path / "out" / "engine", Params(cpus=2, client_gpus=0.5)]

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from fedcross.conf.schema import load
-from fedcross.core import keys as signing
 from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.engines import certificates as signing
 from fedcross.engines import flower, remote, runs
 
 
@@ -29,11 +29,6 @@ def test_addresses_that_are_none(address: str) -> None:
         remote.host_and_port(address)
     with pytest.raises(ConfigError, match=r"engine\.address"):
         load(["engine=remote", f"engine.address='{address}'", "engine.authority=ca.crt"])
-
-
-def test_the_address_must_be_given() -> None:
-    with pytest.raises(ConfigError):
-        load(["engine=remote"])
 
 
 def raising(error: Exception):

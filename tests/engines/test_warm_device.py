@@ -90,12 +90,14 @@ def test_one_process_answers_many_messages_with_the_bundle_alone(launcher: Launc
     assert other.content["config"]["pid"] != first.content["config"]["pid"]
 
 
+@pytest.mark.slow
 def test_an_app_that_does_not_stay_gets_a_process_for_each_message(launcher: Launcher, tmp_path: Path) -> None:
     app = APP.replace("stays_loaded = True", "pass")
     pids = {answer(launcher, "tell", tmp_path, app)[0].content["config"]["pid"] for _ in range(2)}
     assert len(pids) == 2
 
 
+@pytest.mark.slow
 def test_an_error_tells_its_type_file_and_line(launcher: Launcher, tmp_path: Path) -> None:
     reply, fault = answer(launcher, "raise", tmp_path)
     assert reply.error.code == 2
@@ -106,6 +108,7 @@ def test_an_error_tells_its_type_file_and_line(launcher: Launcher, tmp_path: Pat
     assert "ModuleNotFoundError" in broken.error.reason
 
 
+@pytest.mark.slow
 def test_a_message_whose_process_died_is_tried_once_more(launcher: Launcher, tmp_path: Path) -> None:
     reply, _ = answer(launcher, "die once", tmp_path / "mark")
     assert not reply.has_error()

@@ -14,17 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from flwr.app import Array, ConfigRecord, Message
+from flwr.app import ConfigRecord, Message
 
 from fedcross.client.app import app as client_app
 from fedcross.client.app import warm_for
 from fedcross.conf.compose import join
 from fedcross.conf.schema import load
-from fedcross.core.site import DEVICE
+from fedcross.core.settings import DEVICE
 from fedcross.engines import workers as workers_module
-from fedcross.engines.arena import Arena, pack, unpack
 from fedcross.engines.grid import FIRST_NODE, RUN_ID, LocalGrid
 from fedcross.engines.job import Job
 from fedcross.engines.local import Params, open_grid
@@ -52,7 +50,7 @@ def config(reply: Message) -> ConfigRecord:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, 3])
 def test_a_run_gives_the_same_model_with_any_number_of_workers(tmp_path: Path, count: int) -> None:
     def model(name: str, grid_of: Any) -> str:
         settled = [*SMALL, "rounds=2", "partition=dirichlet", f"output={tmp_path / name}"]
@@ -97,18 +95,6 @@ def test_clients_with_the_most_examples_go_first() -> None:
         assert [config(r)["who"] for r in replies] == [1, 3, 2, 0]
 
 
-def test_clients_of_unknown_size_go_last_and_equals_as_they_came() -> None:
-    with workers(1, sizes=(0, 1)) as grid:
-        replies = grid.send_and_receive([message(i) for i in (5, 0, 4, 1)])
-        assert [config(r)["who"] for r in replies] == [1, 5, 0, 4]
-
-
-def test_a_worker_begins_before_anybody_asks_for_its_reply() -> None:
-    with workers(1) as grid:
-        grid.push_messages([message(0)])
-        assert grid._pool[0].pipe.poll(300)
-
-
 @pytest.mark.slow
 def test_an_exception_and_a_dead_worker_become_error_replies_and_the_round_goes_on(
     monkeypatch: pytest.MonkeyPatch,
@@ -126,15 +112,6 @@ def test_an_exception_and_a_dead_worker_become_error_replies_and_the_round_goes_
         assert sorted(config(r)["who"] for r in replies if not r.has_error()) == [0, 3, 5]  # type: ignore[type-var]
         again = list(grid.send_and_receive([message(i) for i in range(6)]))
         assert not any(r.has_error() for r in again)
-
-
-def test_a_workers_first_reply_may_have_no_arrays() -> None:
-    """An evaluation, or a client's own error, which must be told as it is."""
-    with workers(2) as grid:
-        asked = [message(0, kind="evaluate"), message(1, "raise")]
-        told, failed = sorted(grid.send_and_receive(asked), key=lambda reply: reply.metadata.src_node_id)
-        assert told.content.metric_records["metrics"]["accuracy"] == 0.5
-        assert (failed.error.code, failed.error.reason) == (2, "ValueError: on purpose")
 
 
 def test_what_is_forgotten_is_not_begun_and_its_late_reply_is_nobodys() -> None:
@@ -171,26 +148,6 @@ def test_close_ends_workers_that_are_busy() -> None:
     assert all(pid is not None and not alive(pid) for pid in pids)
 
 
-@pytest.mark.slow
-def test_close_asks_workers_to_end_whatever_the_parent_does_with_that_signal() -> None:
-    """A fork inherits the handlers of its parent, and Ctrl-C reaches it too: that one is for the parent."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
-    try:
-        with workers(2) as grid:
-            pool = list(grid._pool)
-            grid.send_and_receive([message(0), message(1)])
-            for worker in pool:
-                assert worker.process.pid is not None
-                os.kill(worker.process.pid, signal.SIGINT)
-            replies = list(grid.send_and_receive([message(0), message(1)]))
-            assert [worker.process for worker in grid._pool] == [worker.process for worker in pool]
-            assert not any(reply.has_error() for reply in replies)
-        assert [worker.process.exitcode for worker in pool] == [-signal.SIGTERM] * 2
-        assert all(worker.pipe.closed for worker in pool)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def test_a_worker_that_does_not_end_when_asked_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "_END_SECONDS", 0.1)
     with workers(1) as grid:
@@ -198,18 +155,6 @@ def test_a_worker_that_does_not_end_when_asked_is_killed(monkeypatch: pytest.Mon
         monkeypatch.setattr(process, "terminate", lambda: None)
     assert not Path(f"/proc/{process.pid}").exists()  # ended, and collected
     assert process.exitcode == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_a_worker_ends_when_nobody_can_write_to_it_any_more() -> None:
-    """No worker keeps the parent's end of a pipe, its own or that of one started before it."""
-    with workers(2) as grid:
-        assert all(worker.process.daemon for worker in grid._pool)  # Python ends those by itself
-        for worker in grid._pool:
-            worker.pipe.close()
-        for worker in grid._pool:
-            worker.process.join(300)
-        assert [worker.process.exitcode for worker in grid._pool] == [0, 0]
 
 
 SCRIPT = """
@@ -255,25 +200,6 @@ def test_workers_end_with_their_parent(number: signal.Signals, code: int) -> Non
         time.sleep(0.05)
 
 
-LATE = """
-import multiprocessing
-from multiprocessing.connection import wait
-from fedcross.engines import workers
-workers.identify = lambda: wait([multiprocessing.parent_process().sentinel])
-workers._end_with_parent = lambda: None
-""" + SCRIPT.replace("sys.exit(130)", "pass")
-
-
-@pytest.mark.slow
-def test_a_worker_whose_parent_ends_before_it_is_ready_ends_silently() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", LATE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    assert len(parent.stdout.readline().split()) == 2
-    parent.kill()
-    _, errors = parent.communicate(timeout=600)  # returns when the workers, too, have ended
-    assert "Traceback" not in errors
-
-
 def alive(pid: int) -> bool:
     """Whether `pid` runs; one that ended and is not yet collected does not."""
     try:
@@ -308,34 +234,6 @@ def test_a_worker_that_is_not_forked_takes_the_runs_device_and_may_make_messages
         (reply,) = grid.send_and_receive([message(0, "make")])
         assert (config(reply)["device"], config(reply)["run"]) == ("cuda:7", RUN_ID)
         assert type(grid._pool[0].process).__name__ == "SpawnProcess"
-
-
-def test_an_arena_grows_on_both_sides_and_its_messages_own_their_arrays() -> None:
-    mine = Arena()
-    theirs = Arena(mine.path)
-    try:
-        first = unpack(pack(message(1, length=10), mine), theirs)
-        second = unpack(pack(message(2, length=1_000_000), mine), theirs)
-        third = unpack(pack(message(3, length=10), mine), theirs)
-        for client, (found, length) in enumerate([(first, 10), (second, 1_000_000), (third, 10)], start=1):
-            assert (found.content.array_records["arrays"]["w"].numpy() == np.full(length, float(client))).all()
-            assert found.metadata.dst_node_id == FIRST_NODE + client
-        assert len(pack(message(4, length=1_000_000), mine)) < 2_000  # the array itself is not in the pickle
-    finally:
-        mine.close()
-        theirs.close()
-
-
-def test_an_arena_may_have_nothing_in_it() -> None:
-    mine = Arena()
-    theirs = Arena(mine.path)
-    try:
-        assert unpack(pack({"accuracy": 0.5}, mine), theirs) == {"accuracy": 0.5}
-        empty = unpack(pack(Array(np.zeros((0, 3))), mine), theirs)
-        assert empty.numpy().shape == (0, 3)
-    finally:
-        mine.close()
-        theirs.close()
 
 
 def test_auto_is_one_worker_per_core() -> None:

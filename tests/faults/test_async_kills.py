@@ -10,11 +10,11 @@ import torch
 
 from fedcross.engines.grid import LocalGrid
 from fedcross.server.metrics import Metrics
-from fedcross.server.observers.visits import Visits
+from fedcross.server.observers.records import Visits
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
-from fedcross.strategies.parts.async_pool import AsyncPool
-from fedcross.strategies.parts.async_single import AsyncSingle
+from fedcross.strategies.parts.pooled import AsyncPool
+from fedcross.strategies.parts.single_model import AsyncSingle
 from tests.support import killer
 from tests.support.federation import run, session
 from tests.support.scale import size

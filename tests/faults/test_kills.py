@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import warm
+from tests.support.command import python
 from tests.support.killer import ACCEPTED, DRAWN, POINTS, ROUNDS
 from tests.support.scale import WHOLE, size
 
@@ -19,8 +19,8 @@ CASES = [[point, 2 + trial % (ROUNDS - 1)] for trial in range(size(1, 5)) for po
 @pytest.mark.parametrize("method", ["fedcross", "scaffold"] if WHOLE else ["fedcross"])
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path, method):
     cases = [case for case in CASES if method == "fedcross" or case[0] != "mixing"]  # one model: nothing to mix
-    done = warm.run(
-        ["-m", "tests.support.killer", str(tmp_path), json.dumps(cases), f"method={method}"],
+    done = python(
+        *["-m", "tests.support.killer", str(tmp_path), json.dumps(cases), f"method={method}"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         timeout=600 if not WHOLE else 3000,

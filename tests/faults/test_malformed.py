@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from fedcross.core.errors import UploadError
-from fedcross.strategies.wire.records import decode, encode, spec_of
-from fedcross.strategies.wire.safetensors_record import pack
+from fedcross.strategies.wire.records import PACKED, decode, encode, spec_of
 from tests.support.bad_client import KINDS, malicious
 from tests.support.federation import run, same
 from tests.support.scale import rss, size
@@ -14,6 +13,10 @@ from tests.support.scale import rss, size
 pytestmark = pytest.mark.slow
 
 LIMIT = 64 * 2**20
+
+
+def packed_bytes(model):
+    return encode(model, packed=True)[PACKED].data
 
 
 def federation(rounds):
@@ -38,7 +41,7 @@ def test_malformed_replies_of_all_kinds_are_counted_and_leave_no_trace(tmp_path)
     assert len(sent) == 10 * rounds
     assert set(sent) == set(KINDS)
     assert seen["bad"] == 10 * rounds
-    assert set(attacked.driver.sender.clients.accepted) == {0, 1}
+    assert set(attacked.driver.ledger.clients.accepted) == {0, 1}
     reasons = Counter(KINDS[kind][1] for kind in sent)
     told: Counter[str] = Counter()
     for line in lines(tmp_path / "attacked"):
@@ -74,7 +77,7 @@ MODEL = {
     "n": np.array(7, np.int64),
 }
 SPEC = spec_of(MODEL)
-PACKED_HEAD = len(pack(MODEL)) - sum(array.nbytes for array in MODEL.values())
+PACKED_HEAD = len(packed_bytes(MODEL)) - sum(array.nbytes for array in MODEL.values())
 
 
 def fuzzed(generator, packed):

@@ -1,12 +1,11 @@
 """A configuration that all clients refuse ends the run."""
 
-import contextlib
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.support import warm
+from tests.support.command import python
 
 PATIENCE_S = 1500
 REFUSING = """
@@ -46,17 +45,9 @@ def refusing(own: Path) -> str:
 def test_what_all_clients_refuse_ends_the_run_with_their_words(tmp_path, engine):
     output = tmp_path / "run"
     own = {"local": ["engine.workers=1"], "ray": ["engine.cpus=1"]}.get(engine, [])  # one process for both clients
-    with contextlib.nullcontext() if engine == "local" else warm.started_warm():
-        done = warm.run(
-            ["-m", "fedcross", *SETTINGS, f"engine={engine}", *own, f"output={output}"],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(Path(__file__).parents[2]),
-                "FEDCROSS_PATH": refusing(tmp_path / "own"),
-            },
-            timeout=PATIENCE_S,
-        )
+    paths = {"PYTHONPATH": str(Path(__file__).parents[2]), "FEDCROSS_PATH": refusing(tmp_path / "own")}
+    command = ["-m", "fedcross", *SETTINGS, f"engine={engine}", *own, f"output={output}"]
+    done = python(*command, cwd=tmp_path, env={**os.environ, **paths}, timeout=PATIENCE_S)
     told = done.stdout + done.stderr
     assert done.returncode != 0, told[-3000:]
     assert "All 2 clients of round 1 refuse: this device has no such sensor. Leave the method out." in told

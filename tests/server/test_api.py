@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from flwr.serverapp import ServerApp
 import fedcross
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.paths import import_root
-from tests.support import warm
 
 SMALL = ["task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4", "clients_per_round=2"]
 SMALL += ["train.epochs=1", "logger=none", "engine.workers=1"]
@@ -49,11 +47,6 @@ def test_the_model_is_the_one_that_was_evaluated(run):
     assert not run.model.training
 
 
-def test_a_notebook_shows_a_table(run):
-    assert "<th>test_accuracy</th>" in run.metrics._repr_html_()
-    assert "3 rounds, final accuracy" in repr(run)
-
-
 def test_an_earlier_run_is_opened_and_continued(run, tmp_path):
     again = fedcross.load(str(run.folder))
     assert again.result == run.result
@@ -71,13 +64,6 @@ def test_a_sweep_returns_its_runs_in_order_and_continues(tmp_path):
     assert runs.metrics.groupby("method.name")["round"].size().to_dict() == {"fedavg": 1, "fedcross": 1}
     times = [(run.folder / "result.json").stat().st_mtime_ns for run in runs]
     assert [(run.folder / "result.json").stat().st_mtime_ns for run in fedcross.sweep(*several)] == times
-
-
-def test_two_sweeps_of_one_process_have_folders_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    first, second = (fedcross.sweep(*SMALL, "method=fedavg", f"rounds={rounds}")[0] for rounds in (1, 2))
-    assert first.folder.parent != second.folder.parent
-    assert (len(first.metrics["round"]), len(second.metrics["round"])) == (1, 2)
 
 
 def test_what_is_no_setting_is_refused():
@@ -98,7 +84,7 @@ def test_wrong_settings_raise_before_anything_is_written(tmp_path):
 
 
 def test_public_names_are_the_methods_and_the_four():
-    others = {"__init__", "arrays", "classic", "flower", "method", "objective", "stubs"}
+    others = {"__init__", "classic", "flower", "method", "objective", "registry", "stubs"}
     files = {path.stem for path in (import_root() / "strategies").glob("*.py")} - others
     methods = {name.replace("_", "") for name in files}
     names = {name for name in dir(fedcross) if name.lower() in methods}
@@ -128,7 +114,9 @@ def test_an_interrupt_ends_cleanly_and_leaves_no_process(tmp_path):
         f"output={folder}",
     ]
     code = f"import fedcross\ntry:\n    fedcross.run(*{settings!r})\nexcept KeyboardInterrupt:\n    print('ended')\n"
-    with closing(warm.Process(["-c", code], stdout=subprocess.PIPE, start_new_session=True, cwd=tmp_path)) as process:
+    command = [sys.executable, "-c", code]
+    own_session = {"start_new_session": True, "cwd": tmp_path}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **own_session) as process:
         assert process.stdout is not None
         for line in process.stdout:  # progress shows: lines, for this is no terminal
             if "round 2/" in line:

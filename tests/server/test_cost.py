@@ -23,7 +23,6 @@ def test_seeds_and_lengths_share_a_cell():
         ("fedcross", 2, 20),
     ]
     assert found[0].evaluations == 2 * 3  # rounds 4, 8 and 10
-    assert found[0].hours((3.0, 6.0)) == pytest.approx((20 * 3 + 6 * 6) / 3600)
 
 
 def test_a_table_with_a_total_and_the_reason_for_a_cell_without(capsys):

@@ -3,8 +3,9 @@
 import pytest
 
 from fedcross.conf.compose import compose
-from fedcross.core.errors import ConfigError, counted
-from fedcross.server.announce import announce, describe, ending
+from fedcross.core.errors import ConfigError
+from fedcross.server.announce import describe, ending
+from fedcross.server.commands.run import advice
 from fedcross.server.launch import RunInterrupted, launch
 
 SMALL = ["task=digits", "task.limit=120", "partition.clients=4", "clients_per_round=2", "rounds=1", "logger=none"]
@@ -18,24 +19,6 @@ def test_two_lines_say_what_runs():
     assert how.endswith("defence off, only 120 training examples")
 
 
-@pytest.mark.parametrize(
-    ("settings", "word"),
-    [
-        (["attack=sign_flip"], "attack sign_flip"),
-        (["compression.up=int8"], "compression up int8"),
-        (["privacy.enabled=true"], "privacy on"),
-        (["method=heterofl", "devices=three_sizes"], "on devices three_sizes"),
-    ],
-)
-def test_options_that_not_every_run_has_are_named(settings, word):
-    assert word in describe(compose(settings))
-
-
-def test_what_cannot_be_composed_is_left_to_the_check(capsys):
-    announce(["metod=fedavg"])
-    assert capsys.readouterr().out == ""
-
-
 def test_the_last_lines(tmp_path):
     found = {"rounds": 3, "final_accuracy": 0.5, "best_accuracy": 0.75}
     assert ending(found, tmp_path) == "Finished: 3 rounds, accuracy 50.00 % (best 75.00 %)"
@@ -45,17 +28,13 @@ def test_the_last_lines(tmp_path):
 
 
 def test_advice_after_an_interrupt(tmp_path):
-    assert "start again" in RunInterrupted(tmp_path).advice()
+    assert "start again" in advice(RunInterrupted(tmp_path), [])
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "round-000007.safetensors").touch()
-    assert f"after round 7. Continue it with: fedcross resume={tmp_path}" in RunInterrupted(tmp_path).advice()
+    assert f"after round 7. Continue it with: fedcross resume={tmp_path}" in advice(RunInterrupted(tmp_path), [])
 
 
 def test_clients_without_own_tests_cannot_score(tmp_path, capsys):
     with pytest.raises(ConfigError, match="evaluate_clients"):
         launch([*SMALL, "partition=dirichlet", "partition.min_size=1", "evaluate_clients=true"], tmp_path / "a")
     assert not (tmp_path / "a").exists()
-
-
-def test_counted():
-    assert (counted(1, "round"), counted(2, "round")) == ("1 round", "2 rounds")

@@ -11,10 +11,9 @@ from urllib.error import HTTPError
 import pytest
 
 from fedcross.core.errors import ConfigError
-from fedcross.server import live
-from fedcross.server.board import Board
-from fedcross.server.live_page import PAGE
-from fedcross.server.observers import live_page
+from fedcross.server import live as page
+from fedcross.server.live import http as live
+from fedcross.server.live.page import PAGE
 from tests.server.test_board import STARTED, entry, sent
 from tests.support.federation import session
 
@@ -26,21 +25,19 @@ def unset(monkeypatch):
 
 
 def board_of(run):
-    return next(one.board for one in run.observers if isinstance(one, live_page.LivePage))
+    return next(one for one in run.observers if isinstance(one, page.LivePage))
 
 
 @contextmanager
 def served(folder, host="127.0.0.1"):
-    board = Board()
-    board.note("run_started", STARTED | {"seed": 1})
-    board.note("request_sent", sent(0, 4, node=2**63 + 1))
-    board.note("round_finished", entry(3, test_loss=float("nan")))
-    server = live.serve(board, folder, host, 0)
+    run = page.LivePage(folder, (host, 0))
+    run.run_started(STARTED | {"seed": 1}, [])
+    run.request("request_sent", sent(0, 4, node=2**63 + 1))
+    run.round_finished(entry(3, test_loss=float("nan")))
     try:
-        yield server.server_address[1]
+        yield run._server.server_address[1]
     finally:
-        server.shutdown()
-        server.server_close()
+        run.run_ended(None)
 
 
 def get(port, path, **headers):
@@ -82,15 +79,6 @@ def test_elsewhere_a_token_is_needed(tmp_path, capsys):
             assert (answer.geturl().rpartition("/")[2], answer.read().decode()) == ("", PAGE)
 
 
-def test_the_token_may_be_in_a_file_and_the_page_behind_a_proxy(tmp_path, monkeypatch):
-    (tmp_path / "token").write_text("secret\n")
-    monkeypatch.setenv(live.TOKEN_FILE, str(tmp_path / "token"))
-    monkeypatch.setenv(live.URL, "https://localhost:8444/")
-    with served(tmp_path) as port:
-        assert (status(port, "/metrics"), status(port, "/metrics", Authorization="Bearer secret")) == (401, 200)
-        assert (tmp_path / live.ADDRESS).read_text() == "https://localhost:8444/?token=secret\n"
-
-
 def test_a_run_says_where_its_page_is_and_its_machine_may_say_it_for_all(monkeypatch):
     def asked(page, host="127.0.0.1", port=0):
         return SimpleNamespace(serve=SimpleNamespace(page=page, host=host, port=port))
@@ -107,7 +95,7 @@ def test_a_run_says_where_its_page_is_and_its_machine_may_say_it_for_all(monkeyp
 @pytest.mark.parametrize("wrong", ["port", "token"])
 def test_a_page_that_cannot_open_does_not_end_a_run(tmp_path, monkeypatch, wrong):
     told = []
-    monkeypatch.setattr(live_page, "log", lambda level, text, *values: told.append(text % values))
+    monkeypatch.setattr(page, "log", lambda level, text, *values: told.append(text % values))
     if wrong == "token":
         monkeypatch.setenv(live.TOKEN_FILE, str(tmp_path / "none"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -120,8 +108,8 @@ def test_a_page_that_cannot_open_does_not_end_a_run(tmp_path, monkeypatch, wrong
 
 def test_a_run_with_a_page_computes_the_same_and_closes_it(tmp_path, capsys):
     digests = []
-    for name, page in (("with", "true"), ("without", "false")):
-        session(tmp_path / name, f"serve.page={page}", "rounds=2").execute()
+    for name, served in (("with", "true"), ("without", "false")):
+        session(tmp_path / name, f"serve.page={served}", "rounds=2").execute()
         digests.append((tmp_path / name / "digests.jsonl").read_text())
     assert digests[0] == digests[1]
     url = re.search(r"Live page: (\S+)", capsys.readouterr().out)[1]

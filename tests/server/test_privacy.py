@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import norm
 
 from fedcross.conf.schema import Privacy
-from fedcross.server.privacy import delta_of, epsilon, sentence, statement
+from fedcross.server.privacy import delta_of, epsilon, statement
 
 
 @pytest.mark.parametrize(("noise", "uploads"), [(1.0, 1), (5.0, 10), (20.0, 100), (2.0, 50)])
@@ -18,18 +18,10 @@ def test_epsilon_is_the_smallest_for_its_delta(noise, uploads):
     assert delta_of(mu, found) == pytest.approx(delta, rel=1e-6)
 
 
-def test_it_is_less_than_the_classical_bound_and_renyis():
-    """sigma = sqrt(2 log(1.25 / delta)) / eps, for eps up to 1; and mu^2/2 + mu sqrt(2 log(1 / delta)) of zCDP."""
-    noise = 2 * math.sqrt(2 * math.log(1.25 / 1e-5)) / 0.5
-    assert epsilon(Privacy(noise=noise), 1) < 0.5
-    mu = 2 * math.sqrt(30) / 4
-    assert epsilon(Privacy(noise=4.0), 30) < mu**2 / 2 + mu * math.sqrt(2 * math.log(1e5))
-
-
 def test_the_client_with_the_most_requests_counts():
     found = statement(Privacy(noise=4.0), {0: 3, 1: 5})
     assert found["uploads"] == 5
     assert found["epsilon"] == epsilon(Privacy(noise=4.0), 5)
     assert epsilon(Privacy(), 0) == 0.0
     assert epsilon(Privacy(noise=1e9), 1) == 0.0
-    assert "5 uploads" in sentence(found)
+    assert "5 uploads" in found["meaning"]

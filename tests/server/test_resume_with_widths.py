@@ -60,8 +60,11 @@ def lines(folder):
     return [{name: value for name, value in line.items() if name not in SECONDS} for line in found]
 
 
-@pytest.mark.parametrize("defence", ["true", "false"])
-@pytest.mark.parametrize("method", ["fedcross", "fedfan", "heterofl", "adaptivefl"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "defence"),
+    [("fedcross", "true"), ("fedfan", "false"), ("heterofl", "true"), ("adaptivefl", "false")],
+)
 def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, method, defence):
     """As the undisturbed one and the simulator's; the first process of each run knows all widths when it draws."""
     own = (f"method={method}", f"defence.enabled={defence}", *([POOL] if method.startswith("fed") else []))

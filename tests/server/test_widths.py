@@ -6,7 +6,7 @@ import pytest
 
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
-from fedcross.server.widths import check_run
+from fedcross.server.run_setup import check_run
 from tests.support.federation import SMALL
 
 

@@ -138,7 +138,7 @@ def test_a_request_in_vain_counts_in_curiosity_and_not_in_the_table_of_resources
     )
     counts = {client: row.tolist() for client, row in method.counts.items()}
     assert counts == {0: [1, 1, 3], 1: [2, 1, 2], 2: [1, 1, 3], 3: [1, 1, 3]}
-    assert method.resources.keys() == {0, 3}
+    assert [bool((method.resources[client] == 1).all()) for client in range(4)] == [False, True, True, False]
     other = begun(clients=3, budgets=method.budgets)
     saved = method.checkpoint()
     saved.values = json.loads(json.dumps(saved.values))
@@ -146,6 +146,7 @@ def test_a_request_in_vain_counts_in_curiosity_and_not_in_the_table_of_resources
     assert other.checkpoint().values == method.checkpoint().values
 
 
+@pytest.mark.slow
 def test_clients_that_never_answer_are_not_asked_more_and_more():
     """5 of 20: equal shares are .25. Without the count they get more than half of the last requests."""
     method = begun(clients=5, available=20)
@@ -169,6 +170,7 @@ def test_it_goes_on_from_a_checkpoint_with_its_tables():
     assert [other.sample(n, range(10)) for n in range(1, 9)] == [one.sample(n, range(10)) for n in range(1, 9)]
 
 
+@pytest.mark.slow
 def test_a_run_with_batch_normalisation_resumes_to_the_bit(tmp_path):
     own = (*THREE, "method=adaptivefl", "evaluate_every=3")
     whole = run(tmp_path / "whole", *own)

@@ -10,12 +10,12 @@ import pytest
 import fedcross
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.registry import method_class
 from fedcross.strategies.round.packing import pack, unpack
-from fedcross.strategies.round.registry import method_class
 from fedcross.tasks.models.width import FULL, Corners
 
 METHODS = sorted(set(fedcross._methods().values()))
-K, CLIENTS, ROUNDS = 4, 7, 3
+K, CLIENTS, ROUNDS = 4, 7, 5
 SHAPES = {
     "features.w": (6, 3),
     "features.mean": (6,),
@@ -78,11 +78,27 @@ def equal(a, b):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("flwr", "fedfusion")])
-def test_every_method(name):
-    kind = method_class(name)
-    values = {"widths": (1.0, 0.5)} if name in ("heterofl",) else {}
-    method = kind(**values)
+#: Methods, and settings of theirs that change what the state holds.
+VARIANTS = [
+    *(
+        (name, {"widths": (1.0, 0.5)} if name == "heterofl" else {})
+        for name in METHODS
+        if name not in ("flwr", "fedfusion")
+    ),
+    *(("fedsam", {"swa": {"start": 0.25, "cycle": 1}}), ("fedasam", {"swa": {"start": 0.25, "cycle": 1}})),
+    *(
+        ("feddyn", {"global_model": "server"}),
+        ("ima", {"start": 0.0, "window": 2}),
+        ("ima", {"start": 0.5, "window": 3}),
+    ),
+    *(("fedmr", {"first_stage": 2}), ("daisychain", {"average": 3})),
+    ("fedfan", {"push": 0.0, "tail": 1e12, "memory_mb": 0, "shrink": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "values"), VARIANTS)
+def test_every_method(name, values):
+    method = method_class(name)(**values)
     state = method.init(start())
     everybody = set(range(CLIENTS))
     play(method, state, 1)
@@ -93,11 +109,14 @@ def test_every_method(name):
     assert all(np.isfinite(array).all() for array in after.values() if array.dtype.kind == "f")
     if name not in ("ima", "feddyn"):
         assert all(np.allclose(before[n], after[n], atol=1e-5) for n in before), "a round without uploads"
+    play(method, state, 3)
+    after = copy.deepcopy(method.global_model(state))
     packed = copy.deepcopy(pack(state))
     other = unpack(packed, method.init(start()))
     assert equal(method.global_model(other), after)
-    first, second = play(method, state, 3, lost={1, 2}), play(method, other, 3, lost={1, 2})
-    assert first == pytest.approx(second, nan_ok=True)
+    for number in (4, 5):
+        first, second = play(method, state, number, lost={1, 2}), play(method, other, number, lost={1, 2})
+        assert first == pytest.approx(second, nan_ok=True)
     assert equal(method.global_model(state), method.global_model(other))
     assert pack(state).values == pack(other).values
 

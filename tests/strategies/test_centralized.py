@@ -5,15 +5,13 @@ import pytest
 import torch
 
 from fedcross.client.cache import RunCache
-from fedcross.client.request import pooled_examples
 from fedcross.conf.schema import load
-from fedcross.core.errors import DataError
 from fedcross.strategies.centralized import Centralized
 from fedcross.strategies.method import Round
 from fedcross.tasks.base import Examples, Partition, Task
 from fedcross.tasks.data import FederatedData
-from tests.support.bench import check_batched, check_resume, play, two_layers
-from tests.support.federation import SMALL, run, same
+from tests.support.bench import play, two_layers
+from tests.support.federation import SMALL
 from tests.support.game import Game
 
 CPU = torch.device("cpu")
@@ -51,12 +49,6 @@ def test_each_client_sees_its_own_transform():
     assert x[:, 0].tolist() == [4, 0, 11, 22, 23, 25]
 
 
-def test_a_device_with_its_own_data_refuses():
-    own = FederatedData(data().task, Partition([np.arange(6)], own=True))
-    with pytest.raises(DataError, match="simulation"):
-        own.union(1.0, np.random.default_rng(0), CPU)
-
-
 def test_two_steps_on_both_clients_data_by_hand():
     """Clients own (x = 1, label 0) and (x = 2, label 1); logits (u x, -u x), so dCE/du = -s x sigmoid(-2 s u x).
 
@@ -84,31 +76,9 @@ def test_one_visit_does_the_work_of_all_drawn_clients():
 
 
 @pytest.mark.slow
-def test_a_single_client_is_fedavg_to_the_bit(tmp_path):
-    one = ("partition.clients=1", "clients_per_round=1")
-    a = run(tmp_path / "a", "method=centralized", *one)
-    b = run(tmp_path / "b", "method=fedavg", *one)
-    c = run(tmp_path / "c", "method=centralized")
-    assert same(a.driver.global_model(), b.driver.global_model())
-    assert not same(c.driver.global_model(), b.driver.global_model())
-
-
 def test_every_round_draws_anew():
     shop = RunCache(load([*SMALL, "method=centralized"]))
-    draws = [pooled_examples(shop, 0, r, 0.5) for r in (1, 1, 2)]
+    draws = [shop.pooled_examples(0, r, 0.5) for r in (1, 1, 2)]
     assert [len(y) for _, y in draws] == [100, 100, 100]
     assert torch.equal(draws[0][0][:], draws[1][0][:])
     assert not torch.equal(draws[0][0][:], draws[2][0][:])
-
-
-def test_one_model_travels(tmp_path):
-    report = run(tmp_path, "method=centralized", "rounds=1").driver.report
-    assert (report.clients, report.bytes_down, report.bytes_up) == (1, 4 * 4810, 4 * 4810)
-
-
-def test_resume(tmp_path):
-    check_resume(tmp_path, "method=centralized")
-
-
-def test_clients_batch():
-    check_batched(Centralized.Objective(Centralized.Params()), [{}, {}])

@@ -1,11 +1,7 @@
 """Daisy chaining: permutations between rare averages."""
 
-import numpy as np
-import pytest
-
 from fedcross.strategies.daisychain import DaisyChain
-from tests.support.federation import run
-from tests.support.pools import begun, check_empty, check_state, feed, model
+from tests.support.pools import begun, feed, model
 
 FIVE = {slot: model(float(slot), count=slot) for slot in range(5)}
 
@@ -40,28 +36,3 @@ def test_a_lost_slot_neither_moves_nor_is_averaged():
 def test_with_all_clients_a_slot_belongs_to_a_client():
     method = begun(DaisyChain, 4)
     assert method.sample(1, [7, 2, 9, 4]) == method.sample(2, [2, 4, 7, 9]) == (2, 4, 7, 9)
-
-
-def test_one_and_two_slots():
-    one = begun(DaisyChain, 1)
-    feed(one, 1, {0: model(7.0)})
-    assert one.global_model()["w0"].tolist() == [7, 7]
-    places = set()
-    for number in range(1, 9):
-        two = begun(DaisyChain, 2, average=100)
-        feed(two, number, {0: model(1.0), 1: model(2.0)})
-        places.add(tuple(two.pool.rows[:, 0]))
-    assert places == {(1, 2), (2, 1)}
-
-
-@pytest.mark.slow
-def test_an_average_in_every_round_is_fedavg_with_equal_weights(tmp_path):
-    a = run(tmp_path / "a", "method=daisychain", "method.average=1", "clients_per_round=6").driver.global_model()
-    b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform", "clients_per_round=6").driver.global_model()
-    for name in a:
-        np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-6)
-
-
-def test_resume_and_empty_rounds():
-    check_state(DaisyChain, average=3)
-    check_empty(DaisyChain)

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 
-from fedcross.conf.cross_checks import remarks
-from fedcross.conf.schema import load
 from fedcross.strategies.fedbuff import FedBuff
 from fedcross.strategies.method import Upload
 from tests.strategies.test_fedasync import arrive, started
@@ -43,18 +41,6 @@ def test_a_run_that_takes_no_step_says_so_at_its_end(caplog):
     method.state.count = 0
     method.aggregate(method.round(10), [upload])
     assert "has taken no step" in caplog.text
-
-
-def test_a_step_that_is_too_long_is_silent_and_a_buffer_that_is_never_full_is_told(recwarn):
-    """The evaluation of the model ends the run, and says what to lower."""
-    method = started(FedBuff, k=1, buffer=1, server_lr=1e38)
-    arrive(method, 0, 100.0)
-    assert np.isinf(method.global_model()["w"])
-    assert not recwarn.list
-    few = ["method=fedbuff", "rounds=3", "clients_per_round=4", "partition.clients=8"]
-    assert remarks(load([*few, "method.buffer=12"])) == []
-    (said,) = remarks(load([*few, "method.buffer=13"]))
-    assert "method.buffer=13: the run makes 12 visits" in said
 
 
 def test_a_large_integer_that_no_client_changes_stays_as_it_is():

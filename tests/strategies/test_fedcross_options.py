@@ -1,6 +1,5 @@
 """Every option of FedCross, worked by hand."""
 
-import json
 import mmap
 
 import numpy as np
@@ -12,12 +11,8 @@ from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.method import Round, Upload
-from fedcross.strategies.pool.mixing import Mixing, chosen
-from fedcross.strategies.round.packing import Packed
 from tests.support.federation import run, same, session
 from tests.support.game import Game
-
-LINEAR = {"schedule": "linear", "start": 0.5, "end": 0.99, "rounds": 50}
 
 
 def begun(clients, d=1, buffers=0, **values):
@@ -113,6 +108,7 @@ def test_dynamic_alpha(schedule, number, alpha):
     assert mixed(begun(2, alpha=ramp), number, 0, 1) == pytest.approx([1 - alpha, alpha])
 
 
+@pytest.mark.slow
 def test_pm_da_switches_after_its_first_stage():
     # File conf/method/fedcross_pm_da.yaml. Round 50: two propellers at .99 of offsets (49 mod 3) + 1 = 2 and 3:
     # w0 = .99*0 + .005*(8 + 16); with equal weights, the default, w3 = (16 + 4 + 8)/3.
@@ -130,12 +126,6 @@ def test_first_stage_is_plain_averaging_then_mixing_begins():
     method = begun(3, first_stage=2, selection="in_order", alpha=0.75)
     assert mixed(method, 2, 1, 5, 9) == [5, 5, 5]
     assert mixed(method, 3, 1, 5, 9) == [2, 6, 7]  # r = 2, offset 2 mod 2 + 1 = 1
-
-
-def test_first_stage_leaves_a_lost_slot_alone():
-    method = begun(3, first_stage=1)
-    aggregate(method, 1, uploads([2], [4], slots=[0, 2]))
-    assert method.pool.rows[:, 0].tolist() == [3, 0, 3]
 
 
 # ---- selections and similarities ----------------------------------------------------------------------------------
@@ -233,17 +223,6 @@ def test_the_mean_of_the_uploads_is_the_global_model_of_the_public_code():
     assert same(paper.pool.model(1), code.pool.model(1))
 
 
-def test_the_mean_of_the_uploads_survives_resume_and_an_empty_round():
-    method = begun(3, alpha=0.6, global_model="uploads")
-    mixed(method, 1, 1, 2, 6)
-    other = begun(3, alpha=0.6, global_model="uploads")
-    saved = method.checkpoint()
-    other.resume(Packed(saved.arrays, json.loads(json.dumps(saved.values))))
-    for one in (method, other):
-        aggregate(one, 2, [])
-        assert one.global_model()["w"].tolist() == [3]
-
-
 def test_the_mean_of_the_uploads_leaves_a_lost_slot_out():
     # Slot 1 of 3 is lost and keeps 0: the mean of the two uploads 2 and 4 is 3, that of the pool would be 2.
     method = begun(3, global_model="uploads", alpha=1.0)
@@ -277,29 +256,10 @@ def test_a_lost_slot_stays_due():
     assert slots_of(method, 2, 2) == [1, 2]
 
 
-def test_the_order_in_which_slots_are_due_survives_a_checkpoint():
-    # K=5, three clients: after round 1 the slots 3 and 4 are due, whatever a new process would begin with.
-    method = begun(3, k=5)
-    slots = slots_of(method, 1, 3)
-    aggregate(method, 1, uploads([1], [1], [1], slots=slots))
-    saved = method.checkpoint()
-    other = begun(3, k=5)
-    other.resume(Packed(saved.arrays, json.loads(json.dumps(saved.values))))
-    assert other.queue == [3, 4, 0, 1, 2]
-    assert slots_of(other, 2, 3) == [0, 3, 4]
-
-
 def test_waiting_slots_are_not_mixed():
     method = begun(2, k=4, selection="in_order", alpha=0.75)
     aggregate(method, 1, uploads([4], [8], slots=[0, 1]))
     assert method.pool.rows[:, 0].tolist() == [5, 7, 0, 0]
-
-
-def test_fewer_clients_than_models_train_without_k_too():
-    method = begun(4, alpha=0.9)
-    assert slots_of(method, 1, 2) == [0, 1]
-    aggregate(method, 1, uploads([1], [2], slots=[0, 1]))
-    assert slots_of(method, 2, 2) == [2, 3]
 
 
 @pytest.mark.slow
@@ -350,15 +310,7 @@ def test_survivors_are_shifted_to_the_old_mean():
     assert method.pool.rows[:, 0].tolist() == [4, 6]
 
 
-def test_a_schedule_of_k_resizes_between_rounds():
-    method = begun(2, k={"schedule": "staged", "stages": [{"until": 3, "value": 2}, {"value": 4}]})
-    sizes = []
-    for number in (1, 3, 4, 9):
-        slots_of(method, number, 2)
-        sizes.append(len(method.pool))
-    assert sizes == [2, 2, 4, 4]
-
-
+@pytest.mark.slow
 def test_resume_with_another_k_continues_from_the_same_mean(tmp_path):
     first = run(tmp_path, "rounds=1", "method.alpha=0.9")
     mean = first.driver.global_model()
@@ -391,46 +343,11 @@ def test_faults_of_the_configuration(override, word):
     assert word in str(caught.value)
 
 
-def test_one_model_and_one_client_are_enough():
-    assert len(begun(1, k=1).pool) == 1
-
-
 def test_shares_are_checked_in_every_round_that_has_propellers():
     # Two propellers of .5 leave the own model 0, in round 1 alone.
     stages = [{"until": 1, "value": "propellers"}, {"value": "cross"}]
     with pytest.raises(ConfigError, match="in round 1, it must be above 0"):
         begun(3, mode={"schedule": "staged", "stages": stages}, propeller_weighting="each", alpha=0.5)
-
-
-def test_the_pool_begins_with_the_models_of_round_1():
-    stages = [{"until": 1, "value": 2}, {"value": 4}]
-    assert len(begun(2, k={"schedule": "staged", "stages": stages}).pool) == 2
-
-
-@pytest.mark.parametrize(("alpha", "members"), [(1.0, 3), (0.5, 1), (0.5, 0)])
-def test_nothing_is_measured_where_nothing_is_mixed(alpha, members):
-    # Independent training, or one upload: whoever is alike, no model changes, so no Gram matrix is computed for it.
-    method = begun(3, d=2, alpha=alpha, diagnostics_every=0)
-    models = [[1, 0], [1, 1], [-1, 0]][:members]
-    seen = aggregate(method, 1, uploads(*models))
-    assert method.pool.rows.tolist() == models + [[0, 0]] * (3 - members)
-    assert "pool_spread" not in seen
-    assert seen == (
-        {"chosen_most": 0, "chosen_models": 0, "chosen_0": 0, "chosen_1": 0, "chosen_2": 0} if members else {}
-    )
-
-
-def test_pools_of_up_to_twenty_models_are_counted_one_by_one():
-    # Slot 0 takes slots 1 and 2, slot 1 takes slot 2: 1 is chosen once, 2 twice, nobody else.
-    rows = [{0: 0.5, 1: 0.25, 2: 0.25}, {1: 0.5, 2: 0.5}, *({i: 1.0} for i in range(2, 21))]
-    wide, narrow = chosen(Mixing(tuple(rows)), [0, 1]), chosen(Mixing(tuple(rows[:20])), [0, 1])
-    assert wide == {"chosen_most": 2, "chosen_models": 2}
-    assert narrow == wide | {f"chosen_{i}": {1: 1, 2: 2}.get(i, 0) for i in range(20)}
-
-
-def test_too_few_models_are_refused_in_a_library_too():
-    with pytest.raises(ConfigError, match=r"method\.k=2"):
-        begun(3, k=2)
 
 
 @pytest.mark.parametrize("selection", ["in_order", "lowest_similarity"])
@@ -452,6 +369,7 @@ def test_diagnostics_only_when_due_or_at_hand():
     assert not measured(1, selection="lowest_similarity", similarity="manhattan")
 
 
+@pytest.mark.slow
 def test_a_mapped_pool_gives_the_same_bits(tmp_path):
     places = "method.storage.mmap_share=0", f"method.storage.folder={tmp_path / 'pool'}"
     mapped, plain = run(tmp_path / "a", *places), run(tmp_path / "b")

@@ -11,7 +11,7 @@ from flwr.app import Message, RecordDict
 from fedcross.client.app import app as client_app
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
-from fedcross.strategies.fedcross import FedCross, FedCrossParams
+from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.method import Start
 from fedcross.strategies.round.clock import budgets_of
 from fedcross.tasks.models.width import FULL, Width
@@ -65,6 +65,7 @@ def test_every_slot_goes_to_a_device_that_can_hold_it(three):
     assert len({client for _, _, client, _ in requests}) > 3
 
 
+@pytest.mark.slow
 def test_bytes_are_those_of_the_slices(three):
     ready, _ = three
     each = [sum(array.nbytes for array in model.values()) for model in ready.driver.evaluation().widths.values()]
@@ -96,6 +97,7 @@ def test_width_1_everywhere_is_fedcross_to_the_bit(tmp_path):
     assert [[e[k] for k in keys] for e in metrics(plain)] == [[e[k] for k in keys] for e in metrics(sliced)]
 
 
+@pytest.mark.slow
 def test_resume_gives_the_same_model_to_the_bit(three, tmp_path):
     whole, _ = three
     run(tmp_path / "run", *POOL, "stop_at=2")
@@ -106,6 +108,7 @@ def test_resume_gives_the_same_model_to_the_bit(three, tmp_path):
         run(tmp_path / "run", *POOL[:-2], "method.widths=[1.0,0.5,0.4]", POOL[-1], f"resume={tmp_path / 'run'}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["int8", "float16"])
 def test_compressed_slices_arrive(three, tmp_path, kind):
     whole, _ = three
@@ -149,21 +152,6 @@ def test_a_reply_with_another_size_is_rejected(tmp_path):
     )
 
 
-def test_a_lost_slot_keeps_its_model_and_goes_first_in_the_next_round(tmp_path):
-    def lose_the_middle(message, answer):
-        asked_for = message.content.config_records["config"]
-        if asked_for.get("width") == 0.66 and asked_for["round"] == 1:
-            raise RuntimeError("lost")
-        return answer
-
-    ready = session(tmp_path, *POOL, "rounds=1", app=Replaced(lose_the_middle))
-    before = ready.driver.state.pool.model(1)
-    ready.execute()
-    assert same(ready.driver.state.pool.model(1), before)
-    assert ready.driver.state.queue[0] == 1
-    assert metrics(ready)[0]["dropped"] == 1
-
-
 def test_a_spare_client_takes_a_slot_only_if_it_can_hold_it(tmp_path):
     def lose_the_first(message, answer):
         if len(first) < 3:
@@ -200,9 +188,3 @@ def test_wrong_settings_are_refused(wrong, word):
     with pytest.raises(ConfigError) as caught:
         load([*SMALL, "method=fedcross", *wrong])
     assert word in str(caught.value)
-
-
-def test_a_pool_of_several_widths_has_the_same_number_of_models_in_all_rounds():
-    assert FedCrossParams(widths=[1.0, 0.5], k=3).k.values() == [3]
-    with pytest.raises(ValueError, match="a constant k; wrong: k"):
-        FedCrossParams(widths=[1.0, 0.5], k={"schedule": "linear", "start": 3, "end": 4, "rounds": 5})

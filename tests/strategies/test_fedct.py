@@ -7,7 +7,7 @@ import torch
 from fedcross.strategies.fedct import FedCT
 from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.objective import Batch
-from fedcross.strategies.parts.cross_training import GROUP, Learner, Prototypes
+from fedcross.strategies.parts.cross_training import GROUP, Learner, Prototypes, fuse
 from fedcross.tasks.models._split import Split
 from tests.support.federation import run, same, session
 from tests.support.game import Game
@@ -64,26 +64,6 @@ def test_mixing_in_prototypes_by_hand():
     assert objective.mixed(PlainNet(), {}, {}, data.x, data, views).tolist() == pytest.approx([first, second])
 
 
-def test_mixing_in_prototypes_needs_them_even_without_contrast():
-    method = begun(kappa=0.0, broadcast="random", mixing="prototypes")
-    assert method.params.uses_prototypes
-    method.learners = {0: Learner({}, 1.0, 5, Prototypes(np.eye(2, dtype=np.float32), np.ones(2, bool)))}
-    method.latest = {5: Prototypes(3 * np.eye(2, dtype=np.float32), np.ones(2, bool))}
-    assert method.method.guidance(method.state, 0)[GROUP]["vectors"].tolist() == [[2.0, 0.0], [0.0, 2.0]]
-    assert not FedCT.Params(kappa=0.0, eta=0.0, broadcast="random", mixing="prototypes").uses_prototypes
-
-
-def test_the_gradient_of_mixing_by_hand():
-    # f_1 = (2, 0), f_2 = (0, 0), m = .5: both mixes are (1, 0) with half a label each, so for each
-    # dL/dmix = softmax(1, 0) - (.5, .5) = (s - .5, .5 - s), s = 1 / (1 + 1/e). f_1 enters both with .5, over 2 rows.
-    x = torch.tensor([[2.0, 0.0], [0.0, 0.0]], dtype=F64, requires_grad=True)
-    data = Batch(x, torch.tensor([0, 1]))
-    data.mean(FedCT.Objective(FedCT.Params(mix=0.5)).mixed(PlainNet(), {}, {}, x, data, AXES)).backward()
-    s = 1 / (1 + math.exp(-1))
-    assert x.grad is not None
-    assert x.grad[0].tolist() == pytest.approx([(s - 0.5) / 2, (0.5 - s) / 2])
-
-
 def test_gradients_agree_with_finite_differences():
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(4, 3, generator=generator, dtype=F64, requires_grad=True)
@@ -111,13 +91,6 @@ def test_the_whole_loss_is_the_weighted_sum():
     assert loss(params, data, prepared={}).item() == pytest.approx(plain)  # at home
     both = params.model_copy(update={"kappa": 1.0, "eta": 1.0})
     assert loss(both, data).item() == pytest.approx(plain + apcl + mixed)
-
-
-def test_padded_rows_change_nothing():
-    rows, labels = [[2.0, 0.0], [0.0, 1.0], [9.0, 9.0]], [0, 1, 1]
-    padded = Batch(torch.tensor(rows, dtype=F64), torch.tensor(labels), torch.tensor([1.0, 1.0, 0.0], dtype=F64))
-    short = batch(rows[:2], labels[:2])
-    assert loss(FedCT.Params(eta=0.5), padded).item() == pytest.approx(loss(FedCT.Params(eta=0.5), short).item())
 
 
 # ---- phases II to IV ----------------------------------------------------------------------------------------------
@@ -228,6 +201,7 @@ def test_a_second_exchange_matches_by_what_the_hosts_found():
     assert method.learners[0].weight == 1
 
 
+@pytest.mark.slow
 def test_literal_matching_trains_several_models_at_one_host(tmp_path):
     overrides = ("method=fedct", "method.matching=literal", "partition=dirichlet", "partition.min_size=5", "rounds=2")
     done = run(tmp_path / "a", *overrides, "method.exchanges=2")
@@ -264,17 +238,6 @@ def test_a_host_that_lacks_prototypes_costs_nothing_and_everybody_else_is_matche
     assert sorted(route(method).values()) == [10, 11, 12]
     method.learners[0] = Learner(method.learners[0].arrays, 1.0, 10, None)
     assert method.method.guidance(method.state, 0) == {}
-
-
-def test_random_broadcast_without_contrast_needs_no_prototypes():
-    assert not FedCT.Params(broadcast="random", kappa=0).uses_prototypes
-    assert FedCT.Params(kappa=0).uses_prototypes
-    assert FedCT.Params(broadcast="random").uses_prototypes
-
-
-def test_an_unused_matching_is_remarked():
-    assert FedCT.Params(broadcast="random", matching="literal").remarks()
-    assert FedCT.Params(matching="literal").remarks() == []
 
 
 # ---- MOON as the base loss ----------------------------------------------------------------------------------------
@@ -336,9 +299,21 @@ def test_the_model_from_home_outlives_the_visit_as_a_host(tmp_path, monkeypatch)
     assert all((in_round_two[client] == homes[client]).all() for client in homes)
 
 
-@pytest.mark.slow
-def test_a_resumed_run_with_moon_equals_an_uninterrupted_one(tmp_path):
-    whole = run(tmp_path / "whole", *MOON, "rounds=3")
-    run(tmp_path / "part", *MOON, "rounds=2")
-    resumed = run(tmp_path / "part", *MOON, "rounds=3", f"resume={tmp_path / 'part'}")
-    assert same(whole.driver.global_model(), resumed.driver.global_model())
+def test_the_share_of_a_fused_view_is_that_of_all_clients():
+    """Class 0: .25 x 4 + .75 x 8 = 7. Class 1 comes from the client, class 2 from the others, class 3 from nobody."""
+    overall = Prototypes(np.float32([[4], [0], [5], [0]]), np.array([True, False, True, False]))
+    local = Prototypes(np.float32([[8], [3], [0], [0]]), np.array([True, True, False, False]))
+    found = fuse(overall, local, 0.25)
+    assert found.vectors.ravel().tolist() == [7, 3, 5, 0]
+    assert found.present.tolist() == [True, True, True, False]
+
+
+def test_with_weight_host_a_model_weighs_as_its_last_host():
+    """Models 0, 10 and 20, hosts with 4, 1 and 5 examples: (10 + 100) / 10."""
+    method, current = begun(weight="host"), Round(1, 1, (10, 11, 12), 1)
+    sent = method.dispatch(current)
+    trained = [
+        Upload(p.client, p.slot, {**p.arrays, "x": np.float32([10 * p.slot])}, {}, (4, 1, 5)[p.slot], {}) for p in sent
+    ]
+    method.aggregate(current, trained)
+    assert method.global_model()["x"] == pytest.approx(11)

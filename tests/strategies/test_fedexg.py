@@ -9,6 +9,7 @@ from tests.support.federation import SMALL, run, session
 PRIVATE = "privacy.enabled=true"
 
 
+@pytest.mark.slow
 def test_only_models_travel(tmp_path):
     report = run(tmp_path, "method=fedexg", "rounds=1").driver.report
     assert report.bytes_down == report.bytes_up == 2 * 3 * 4 * 4810

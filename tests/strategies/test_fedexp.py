@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from fedcross.strategies.fedexp import FedExP
-from tests.support.federation import run, same
-from tests.support.single import arrays, begun, check_state, feed
+from tests.support.single import arrays, begun, feed
 
 
 def test_the_step_by_hand():
@@ -51,18 +50,6 @@ def test_the_mean_of_the_last_two_models_is_evaluated():
     assert newest.global_model()["w"].tolist() == [5, 5]
 
 
-def test_a_limit_of_one_is_fedavg_to_the_bit(tmp_path):
-    unlike = ("clients_per_round=6", "partition=dirichlet", "partition.beta=0.1", "partition.min_size=5")
-    a = run(tmp_path / "a", "method=fedexp", "method.most=1", "method.last_two=false", *unlike)
-    b = run(tmp_path / "b", "method=fedavg", *unlike)
-    c = run(tmp_path / "c", "method=fedexp", "method.last_two=false", *unlike)
-    assert same(a.driver.global_model(), b.driver.global_model())
-    assert not same(c.driver.global_model(), b.driver.global_model())
-    report = c.driver.report
-    assert report.metrics["server_step"] > 1.5  # without the limit
-    assert (report.bytes_down, report.bytes_up) == (6 * 4 * 4810, 6 * 4 * 4810)
-
-
 def test_many_steps_are_the_authors_formula():
     """``.5 sum p ||d||^2 / (||sum p d||^2 + S eps')`` of their code, with our epsilon = S eps', S = 3 uploads."""
     generator, method = np.random.default_rng(0), begun(FedExP, epsilon=0.03)
@@ -76,7 +63,3 @@ def test_many_steps_are_the_authors_formula():
         assert metrics["server_step"] == pytest.approx(step, rel=1e-4)
         w = w + step * (p @ d)
         np.testing.assert_allclose(method.model["w"], w, rtol=1e-4, atol=1e-5)
-
-
-def test_resume_and_empty_rounds():
-    check_state(FedExP)

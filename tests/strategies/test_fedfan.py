@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcross.conf.schema import load
-from fedcross.core.errors import ConfigError
-from fedcross.strategies.fedfan import FedFan, FedFanParams, cosine
+from fedcross.strategies.fedfan import FedFan, FedFanParams
 from tests.support import pools
-from tests.support.federation import run
-from tests.support.pools import check_empty, check_state, draws, feed, model
+from tests.support.pools import draws, feed, model
 
 #: The rule without what has tests of its own.
 PLAIN = {"limit": None, "memory_mb": 0, "shrink": 0.0, "reach": 4.0, "sharpness": 4.0}
@@ -158,15 +155,6 @@ def test_a_tail_of_0_is_the_plain_average_of_all_means():
         assert method.global_model()["w"] == pytest.approx(np.mean(means[:number]), rel=1e-6)
 
 
-def test_a_pool_that_never_opens_and_is_not_pushed_is_fedavg_with_equal_weights(tmp_path):
-    closed = ["method=fedfan", "method.alpha=0", "method.push=0", "method.tail=1e12", "method.memory_mb=0"]
-    closed += ["method.limit=null", "method.shrink=0"]
-    a = run(tmp_path / "a", *closed).driver.global_model()
-    b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").driver.global_model()
-    for name in a:
-        np.testing.assert_allclose(a[name], b[name], rtol=0, atol=2e-6)
-
-
 @settings(deadline=None, max_examples=50)
 @given(st.floats(0, 0.999), st.floats(0, 9), st.floats(0, 500), st.floats(0, 5))
 def test_a_longer_way_opens_the_pool_up_to_alpha(alpha, reach, visits, more):
@@ -182,24 +170,6 @@ def test_the_share_by_hand():
     assert FedFanParams(reach=0.0).own(0.1) == 0.99
 
 
-def test_clients_that_differ_keep_the_pool_closed():
-    """The mean comes 3 far in both; visits that change 1 let it open, visits that change 5 do not."""
-    shares = []
-    for apart in (0.1, 5.0):
-        method = begun(2, {"w": np.zeros(2, np.float32)}, reach=2.0, push=0.0, tail=0.0)
-        sent = {number: one((number, apart), (number, -apart)) for number in (1, 2, 3)}
-        shares += [feed(method, number, uploads)["own_share"] for number, uploads in sent.items()]
-    assert shares[:3] == pytest.approx([0, 0, 1 - (2 / 3) ** 4 * 1.01**2], abs=0.02)
-    assert shares[3:] == [0, 0, 0]
-
-
-def test_one_slot_is_trained_and_pushed():
-    method = begun(1, {"w": np.float32([0.0])})
-    for number, value in ((1, 1.0), (2, 3.0)):
-        feed(method, number, one(value))
-    assert method.pool.rows.tolist() == [[5.0]]
-
-
 def test_a_value_that_all_share_and_that_does_not_move_stays_to_the_bit():
     value = float(np.float32(0.1))
     method = begun(7, start=model(value, count=3))
@@ -208,13 +178,6 @@ def test_a_value_that_all_share_and_that_does_not_move_stays_to_the_bit():
     assert (method.pool.rows[:, :2] == np.float32(value)).all()
     assert (method.pool.integers == 3).all()
     assert (method.global_model()["w0"] == np.float32(value)).all()
-
-
-def test_the_cosine_by_hand():
-    """(2, 0) and (3, 3); (2, 0) and (-2, 0); two vectors of which one has no length."""
-    assert cosine(np.array([[4.0, 6], [6, 18]])) == pytest.approx(math.sqrt(0.5))
-    assert cosine(np.array([[4.0, -4], [-4, 4]])) == -1
-    assert cosine(np.diag([0.0, 4])) == cosine(np.diag([4.0, 0])) == 0
 
 
 def test_uploads_are_corrected_by_hand():
@@ -285,13 +248,6 @@ def test_what_did_not_move_does_not_count_in_the_median_and_few_visits_do_not_ei
     assert method.pool.rows[0, 0] == pytest.approx(sent + usual / 5, rel=1e-5)
 
 
-def test_a_round_that_moves_nothing_bounds_nothing():
-    method = begun(2, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, limit=2.0)
-    assert feed(method, 1, one(0, 0))["shortened"] == 0
-    assert feed(method, 2, one(3, 5))["shortened"] == 0
-    assert method.pool.rows.ravel().tolist() == [4, 4]
-
-
 def test_statistics_of_a_shortened_visit_stay_and_without_a_limit_nothing_is_shortened():
     for limit, weight in ((2.0, 3.0), (None, 10.0)):
         method = begun(3, alpha=0.0, push=0.0, limit=limit)
@@ -311,29 +267,9 @@ def test_the_pool_is_shrunk_behind_the_rule_but_not_its_statistics():
     assert kept["w0"].tolist() == [1.0, 1.0]
 
 
-def test_models_of_several_widths_are_not_corrected():
-    """Whoever sets widths is not told that something is missing: no memory is taken for it."""
-    params = FedFanParams(widths=(1.0, 0.5))
-    assert params.memory_mb > 0
-    assert params.remarks() == params.room_remarks(3 << 20, 1000) == []
-
-
 def test_a_memory_without_room_for_all_clients_is_told():
     """3 MiB a client: 256 hold 85."""
     (remark,) = FedFanParams(memory_mb=256).room_remarks(3 << 20, 100)
     assert "room for what 85 of 100 clients changed last" in remark
     assert "All: 300, in memory" in remark
     assert FedFanParams(memory_mb=256).room_remarks(3 << 20, 85) == FedFanParams(memory_mb=0).room_remarks(9, 100) == []
-
-
-def test_resume_and_empty_rounds():
-    check_state(FedFan)
-    check_state(FedFan, **PLAIN)
-    check_empty(FedFan)
-
-
-def test_a_limit_whose_powers_are_no_numbers_is_refused():
-    with pytest.raises(ConfigError, match=r"method\.limit"):
-        load(["method=fedfan", "method.limit=1e300"])
-    method = begun(2, limit=1e6, sharpness=1e300, reach=1e-300)
-    assert math.isfinite(method.method._longest(method.state, [1.0, 2.0, 3.0]))

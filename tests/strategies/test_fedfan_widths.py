@@ -97,6 +97,7 @@ def test_a_lost_slot_follows_what_it_has():
     assert (method.pool.model(0)["in"] - full()["in"]).tolist() == [[3, 3], [4.5, 4.5], [3, 3]]
 
 
+@pytest.mark.slow
 def test_width_1_everywhere_is_fedfan_to_the_bit(tmp_path):
     settings = (*THREE[:2], "train.lr=0.1", "method=fedfan", "method.reach=0.5")
     plain = run(tmp_path / "plain", *settings)
@@ -105,6 +106,7 @@ def test_width_1_everywhere_is_fedfan_to_the_bit(tmp_path):
     assert (plain.driver.state.pool.rows == sliced.driver.state.pool.rows).all()
 
 
+@pytest.mark.slow
 def test_whole_rounds_and_a_resume_with_batch_normalisation(tmp_path):
     whole = session(tmp_path / "whole", *FAN)
     whole.execute()

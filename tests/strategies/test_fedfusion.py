@@ -18,13 +18,12 @@ from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedfusion import REFERENCE, SHARE, FedFusion, Fusion, frozen
 from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.objective import Batch, Objective, Trained, Visit
-from fedcross.strategies.parts.fusion import Blend, Concatenate, operator
-from fedcross.strategies.round.registry import build_network
+from fedcross.strategies.parts.fusion import Blend, Concatenate
+from fedcross.strategies.registry import build_network
 from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models import create
 from fedcross.tasks.models._split import Split
 from fedcross.tasks.models.dropout import Dropout, dropout_names, seed_dropout
-from tests.support.bench import check_resume
 from tests.support.federation import run
 from tests.support.game import Game
 
@@ -115,19 +114,6 @@ def test_conv_by_hand():
     assert out.flatten().tolist() == [11.5, -2.0]
 
 
-@pytest.mark.parametrize(("name", "weights"), [("conv", 2 * 64 * 64 + 64), ("multi", 64), ("single", 1)])
-def test_weights_of_operators(name: str, weights: int):
-    assert sum(p.numel() for p in operator(name, 64).parameters()) == weights
-
-
-def test_network_keeps_names_and_attributes():
-    _, network = fused("multi")
-    plain = small().state_dict()
-    assert set(network.state_dict()) == {*plain, SHARE}
-    assert network.embedding == 6
-    assert all(torch.equal(network.state_dict()[name], value) for name, value in plain.items())
-
-
 def test_added_weights_depend_on_the_seed_only():
     params = FedFusion.Params(operator="conv")
     before = torch.get_rng_state()
@@ -210,33 +196,6 @@ def test_frozen_extractor_is_the_received_one_in_evaluation_behaviour():
     assert not torch.equal(net.buffers["features.extractor.1.running_mean"], torch.zeros(2))
 
 
-@pytest.mark.parametrize("name", ["conv", "multi", "single"])
-def test_clients_at_once_equal_clients_one_by_one(name: str):
-    objective, network = fused(name)
-    net = ModuleNet(network, torch.device("cpu"))
-    rows = torch.tensor([[0, 3, 5], [9, 1, 2], [4, 4, 8]])
-    visits = [visit_of(net, client) for client in range(3)]
-    for client, visit in enumerate(visits):  # every client received another model
-        visit.params = {n: p + 0.1 * client for n, p in visit.params.items()}
-    prepared = [objective.prepare(visit) for visit in visits]
-    now = [{n: p * 1.5 for n, p in visit.params.items()} for visit in visits]
-
-    def loss(params: dict, x: torch.Tensor, y: torch.Tensor, chosen: torch.Tensor, prepared: dict) -> torch.Tensor:
-        return objective.loss(net, params, {}, Batch(x[chosen], y[chosen], rows=chosen), prepared)
-
-    slope = torch.func.grad_and_value(loss)
-    network.eval()  # dropout's own vmap is tested with dropout
-    alone = [slope(p, v.x, v.y, r, e) for p, v, r, e in zip(now, visits, rows, prepared)]
-    stacked = torch.utils._pytree.tree_map(lambda *leaves: torch.stack(leaves), *prepared)
-    params = {n: torch.stack([p[n] for p in now]) for n in now[0]}
-    x, y = (torch.stack([getattr(v, part) for v in visits]) for part in ("x", "y"))
-    slopes, losses = torch.func.vmap(slope)(params, x, y, rows, stacked)
-    for client, (gradient, value) in enumerate(alone):
-        torch.testing.assert_close(losses[client], value)
-        for key, tensor in gradient.items():
-            torch.testing.assert_close(slopes[key][client], tensor, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["conv", "multi", "single"])
 @pytest.mark.parametrize("cache_mib", [0.0, 1.0])
@@ -271,19 +230,6 @@ def test_momentum_is_kept_only_where_asked():
         if kept:
             np.testing.assert_array_equal(outcome.state["momentum"], trained.momentum.numpy())
             assert float(visit.momentum.min()) == 0.5  # the loop did not write into the kept buffer
-
-
-def test_the_frozen_extractor_has_the_statistics_that_were_received():
-    """The running mean is 0 in the network and -5 as received, so (x + 5) / sqrt(1 + 1e-5) before ReLU."""
-    objective, module = fused("multi", norm=True, cache_mib=0.0)
-    net = ModuleNet(module, torch.device("cpu"))
-    visit = visit_of(net)
-    visit.buffers["features.extractor.1.running_mean"].fill_(-5.0)
-    found = frozen(net, objective.prepare(visit), visit.x)
-    extractor = module.features.get_submodule("extractor")
-    with torch.no_grad():
-        plain = extractor[2](nn.functional.conv2d(visit.x, extractor[0].weight, extractor[0].bias))
-    torch.testing.assert_close(found, ((plain + 5) / (1 + 1e-5) ** 0.5).relu())
 
 
 def test_a_client_predicts_with_the_extractor_it_held_and_without_dropout():
@@ -323,13 +269,6 @@ def test_the_operator_stands_behind_the_extractor_in_the_state_dict():
     ]  # fmt: skip
 
 
-def test_one_channel_is_enough_and_no_word_of_channels_is_none():
-    one = Split(nn.Sequential(OrderedDict(extractor=nn.Conv2d(1, 1, 3))), nn.Linear(1, 1), extractor_channels=1)
-    assert FedFusion().network(one).extractor_channels == 1
-    with pytest.raises(ConfigError, match="marks none"):
-        FedFusion().network(nn.Sequential())
-
-
 # ---- the server ----------------------------------------------------------------------------------------------------
 
 
@@ -362,24 +301,6 @@ def test_lambdas_average_by_hand(weighting: str, decay: float, expected: float):
     np.testing.assert_allclose(method.model[SHARE], [expected, expected], rtol=1e-6)
     assert metrics["lambda_mean"] == pytest.approx(expected)
     assert metrics["cache_mib"] == 3.0
-
-
-def test_a_round_without_uploads_and_clients_that_tell_no_size():
-    method = begun(operator="conv")
-    assert method.aggregate(Round(1, 0, (0,), 0), []) == {}
-    one = upload(method, 0, 1)
-    one.metrics.clear()
-    assert method.aggregate(Round(1, 0, (0,), 0), [one])["cache_mib"] == 0
-
-
-def test_lambda_over_rounds_is_the_shadow_of_the_code():
-    # The code's shadow starts at 0 and takes .1 of each round's average; clients return lambda + 1 here, so
-    # shadow_r = .9 s + .1 (s + 1) = s + .1.
-    method = begun(operator="single")
-    for number in (1, 2, 3):
-        share = float(method.model[SHARE][0]) + 1
-        method.aggregate(Round(number, 0, (0,), 0), [upload(method, 0, 1, features__fusion__share=share)])
-        assert method.model[SHARE][0] == pytest.approx(0.1 * number)
 
 
 def test_evaluation_uses_the_extractor_that_clients_held():
@@ -421,6 +342,7 @@ OWN = ("model=fedfusion_mnist", "task.limit=48", "task.limit_test=40", "partitio
        "train.momentum=0.9")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "extra"), [("conv", 8256), ("multi", 64), ("single", 1)])
 def test_wire_is_the_model_and_the_operator(tmp_path: Path, name: str, extra: int):
     plain = run(tmp_path / "a", *OWN, "method=fedavg", "rounds=1").driver
@@ -429,12 +351,6 @@ def test_wire_is_the_model_and_the_operator(tmp_path: Path, name: str, extra: in
     report = run(tmp_path / "b", *OWN, "method=fedfusion", f"method.operator={name}", "rounds=1").driver.report
     assert report.bytes_down == report.bytes_up == 2 * 4 * (weights + extra)
     assert (report.dropped, dict(report.rejected)) == (0, {})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [["method.operator=conv"], ["method.operator=multi", "method.momentum=keep"]])
-def test_resumed_run_is_bit_equal(tmp_path: Path, settings: list[str]):
-    check_resume(tmp_path, *OWN, "method=fedfusion", *settings)
 
 
 @pytest.mark.slow

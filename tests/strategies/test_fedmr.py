@@ -5,7 +5,7 @@ import pytest
 
 from fedcross.strategies.fedmr import FedMR, groups, permutations
 from fedcross.strategies.method import Round
-from tests.support.pools import begun, check_empty, check_state, draws, feed, model
+from tests.support.pools import begun, draws, feed, model
 
 
 def column(method, entry):
@@ -66,16 +66,6 @@ def test_the_first_stage_is_the_mean():
     assert (method.pool.rows != method.pool.rows[0]).any()
 
 
-def test_one_slot_keeps_its_model_and_two_slots_share_two():
-    one = begun(FedMR, 1)
-    feed(one, 1, {0: model(7.0, count=5)})
-    assert one.global_model()["w0"].tolist() == [7, 7]
-    assert one.global_model()["n"] == 5
-    two = begun(FedMR, 2)
-    feed(two, 1, {0: model(1.0), 1: model(2.0)})
-    assert all({float(v[0]) % 100 for v in column(two, entry)} == {1, 2} for entry in ("w0", "w1", "w2", "mean"))
-
-
 def test_a_lost_slot_keeps_its_model_and_gives_nothing():
     method = begun(FedMR, 4)
     feed(method, 1, {slot: model(50.0) for slot in range(4)})
@@ -93,8 +83,3 @@ def test_whole_models_move_with_partition_1_and_say_so():
     assert sorted(one for (one,) in found) == list(range(5))
     assert "daisychain" in method.params.remarks()[0]
     assert FedMR().params.remarks() == []
-
-
-def test_resume_and_empty_rounds():
-    check_state(FedMR, first_stage=2)
-    check_empty(FedMR)

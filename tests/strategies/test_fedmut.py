@@ -5,8 +5,8 @@ import pytest
 
 from fedcross.strategies.fedmut import FedMut, mutations
 from fedcross.strategies.method import Round
-from tests.support.federation import run, same
-from tests.support.pools import begun, check_empty, check_state, draws, feed, model
+from tests.support.federation import same
+from tests.support.pools import begun, draws, feed, model
 
 ROUND = Round(4, 0, (), 3)
 
@@ -68,17 +68,6 @@ def test_statistics_may_stay_the_means():
     assert {float(method.pool.model(slot)["w0"][0]) for slot in range(4)} != {1.5}
 
 
-@pytest.mark.slow
-def test_one_slot_and_no_radius_are_the_mean_of_the_uploads(tmp_path):
-    one_slot = begun(FedMut, 1)
-    feed(one_slot, 1, draws(1, 1))
-    assert same(one_slot.pool.model(0), one_slot.global_model())
-    still = run(tmp_path / "a", "method=fedmut", "method.radius=0").driver
-    fedavg = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").driver
-    for name, array in fedavg.global_model().items():
-        np.testing.assert_allclose(still.global_model()[name], array, rtol=0, atol=1e-6)
-
-
 def test_the_last_slot_of_an_odd_pool_is_the_mean():
     method = begun(FedMut, 3)
     feed(method, 1, draws(3, 1))
@@ -90,8 +79,3 @@ def test_a_lost_slot_gets_a_mutation_of_the_others_mean():
     feed(method, 1, {1: {"w": np.float32([3.0])}})
     assert method.global_model()["w"] == 3
     assert sorted(method.pool.rows.ravel().tolist()) == [0, 6]
-
-
-def test_resume_and_empty_rounds():
-    check_state(FedMut)
-    check_empty(FedMut)

@@ -8,8 +8,7 @@ from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.fedntd import FedNTD, NotTrue, not_true, other_labels
 from fedcross.strategies.objective import Batch
 from fedcross.tasks.models._split import Split
-from tests.support.bench import check_batched, check_resume, open_visit, play, two_layers
-from tests.support.federation import run, same
+from tests.support.bench import open_visit, play, two_layers
 
 
 def test_two_steps_by_hand():
@@ -50,26 +49,6 @@ def test_divergence_by_hand():
 
 def test_other_labels():
     assert other_labels(3, torch.device("cpu")).tolist() == [[1, 2], [0, 2], [0, 1]]
-
-
-@pytest.mark.slow
-def test_beta_0_is_fedavg_to_the_bit(tmp_path):
-    a = run(tmp_path / "a", "method=fedntd", "method.beta=0")
-    b = run(tmp_path / "b", "method=fedavg")
-    c = run(tmp_path / "c", "method=fedntd")
-    assert same(a.driver.global_model(), b.driver.global_model())
-    assert not same(c.driver.global_model(), b.driver.global_model())
-
-
-def test_clients_batch():
-    check_batched(NotTrue(FedNTD.Params(beta=0.7, tau=2.0)), [{}, {}])
-
-
-@pytest.mark.slow
-def test_resume_and_wire(tmp_path):
-    check_resume(tmp_path, "method=fedntd")
-    report = run(tmp_path / "wire", "method=fedntd", "rounds=1").driver.report
-    assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)
 
 
 def test_the_teacher_runs_in_evaluation_behaviour():

@@ -8,7 +8,7 @@ from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.objective import Trained
 from fedcross.strategies.parts.single_model import SingleModel
 from fedcross.tasks.models._split import Split
-from tests.support.bench import check_batched, check_resume, descent, open_visit, play, two_layers
+from tests.support.bench import descent, open_visit, play, two_layers
 from tests.support.federation import run, same
 from tests.support.game import Game
 
@@ -95,25 +95,6 @@ def test_without_prototypes_it_is_fedavg_to_the_bit(tmp_path, monkeypatch):
     b = run(tmp_path / "b", "method=fedavg")
     assert same(a.driver.global_model(), b.driver.global_model())
     assert not same(true.driver.global_model(), b.driver.global_model())
-
-
-@pytest.mark.slow
-def test_resume(tmp_path):
-    check_resume(tmp_path, "method=fedproc", "method.hidden=8", "method.width=4")
-
-
-def test_wire_is_one_model_and_the_prototypes(tmp_path):
-    """Down 10 prototypes of 64 float32; up as many sums and 10 int64 counts."""
-    report = run(tmp_path, "method=fedproc", "method.projection=false", "rounds=1").driver.report
-    assert report.bytes_down == 3 * (4 * 4810 + 4 * 640)
-    assert report.bytes_up == 3 * (4 * 4810 + 4 * 640 + 8 * 10)
-
-
-def test_clients_batch():
-    prototypes = np.random.default_rng(1).normal(size=(3, 6))
-    fields = {"round": 3, "rounds": 4, "extras": {"prototypes": {"mean": prototypes}}}
-    fresh = {"extras": {"prototypes": {"mean": np.zeros((3, 6))}}}
-    check_batched(Prototypical(FedProc.Params()), [fields, fresh])
 
 
 def test_prototypes_are_sums_over_all_examples_in_evaluation_behaviour(monkeypatch):

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from fedcross.strategies.fedprox import FedProx, Proximal
-from tests.support.bench import check_batched, check_resume, play, two_layers
-from tests.support.federation import run, same
+from tests.support.bench import play, two_layers
 
 
 def sigmoid(a):
@@ -38,23 +37,3 @@ def test_the_term_pulls_back_to_the_received_model():
     """From G = 1 at u = 3 with mu = .5 the added gradient is .5 (3 - 1) = 1."""
     prepared = {"anchor": torch.tensor([1.0])}
     assert Proximal(FedProx.Params(mu=0.5)).gradient(torch.tensor([3.0]), prepared) == torch.tensor([1.0])
-
-
-@pytest.mark.slow
-def test_mu_0_is_fedavg_to_the_bit(tmp_path):
-    a = run(tmp_path / "a", "method=fedprox", "method.mu=0")
-    b = run(tmp_path / "b", "method=fedavg")
-    c = run(tmp_path / "c", "method=fedprox", "method.mu=1")
-    assert same(a.driver.global_model(), b.driver.global_model())
-    assert not same(c.driver.global_model(), b.driver.global_model())
-
-
-def test_clients_batch():
-    check_batched(Proximal(FedProx.Params(mu=0.3)), [{}, {}])
-
-
-@pytest.mark.slow
-def test_resume_and_wire(tmp_path):
-    check_resume(tmp_path, "method=fedprox")
-    report = run(tmp_path / "wire", "method=fedprox", "rounds=1").driver.report
-    assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)

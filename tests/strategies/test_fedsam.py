@@ -7,15 +7,15 @@ import torch
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.trainer import train
 from fedcross.conf.schema import load
-from fedcross.strategies.fedasam import AdaptiveSharpness, FedASAM, FedASAMParams
+from fedcross.strategies.fedasam import AdaptiveSharpness, FedASAMParams
 from fedcross.strategies.fedsam import FedSAM, FedSAMParams, Sharpness
 from fedcross.strategies.method import Round
 from fedcross.strategies.objective import Objective
-from fedcross.strategies.parts.late import Swa
+from fedcross.strategies.parts.averaging import Swa
 from tests.support import visits as v
 from tests.support.bench import descent, play, two_layers
 from tests.support.federation import run, same
-from tests.support.single import arrays, begun, check_state, feed
+from tests.support.single import arrays, begun, feed
 
 #: Client 0: x = (1, 2), label 0; client 1: x = (3, -1), label 1, twice.
 DATA = [([[1.0, 2.0]], [0]), ([[3.0, -1.0]] * 2, [1, 1])]
@@ -151,12 +151,6 @@ def test_without_swa_the_mean_of_the_uploads_is_evaluated():
     method = begun(FedSAM)
     feed(method, 8, arrays(2.0), arrays(5.0), examples=[1, 2])
     assert method.global_model()["w"].tolist() == [4, 4]
-
-
-def test_resume_and_empty_rounds():
-    for kind in (FedSAM, FedASAM):
-        check_state(kind, swa={"start": 0.25, "cycle": 1})
-        check_state(kind)
 
 
 def test_the_configuration_takes_the_averaging():

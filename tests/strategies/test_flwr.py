@@ -66,6 +66,7 @@ def test_momenta_are_in_the_state(name):
     assert same(method.global_model(again), method.global_model(state))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_fedadam_is_exact(tmp_path):
     own = ("method=flwr", "method.name=FedAdam", "rounds=4")
     whole = run(tmp_path / "whole", *own)
@@ -109,7 +110,7 @@ def test_a_strategy_that_declines_leaves_the_model():
     method = Flwr(name="FedAvg")
     state = method.init(START)
     method.dispatch(state, Round(1, 0, (0, 1), 1, 8, 2))
-    state.foreign.strategy.aggregate_train = lambda *_: (None, None)
+    state.foreign.chain[0].aggregate_train = lambda *_: (None, None)
     upload = Upload(0, 0, {**MODEL, "w": np.ones(2, np.float32)}, {}, 1, {}, Task(0, 0, MODEL))
     assert method.aggregate(state, Round(1, 0, (0, 1), 1, 8, 2), [upload]) == {"flower_skipped": 1.0}
     assert method.global_model(state)["w"].tolist() == [0, 0]

@@ -111,15 +111,6 @@ def test_curiosity_chooses_whom_nobody_has_visited():
     assert all(5 in pair and len(set(pair)) == 2 for pair in drawn)
 
 
-def test_curiosity_falls_for_a_client_that_is_asked_in_vain_too():
-    """Three lost visits count as three accepted ones do, but say nothing of how long it takes."""
-    method = started(curious=1.0)
-    timed(method, 0, 4.0, 4.0, 4.0)
-    timed(method, 1, None, None, None)
-    assert weight(method, 0, 1) == weight(method, 0, 0) == 0.5
-    assert 1 not in method.durations
-
-
 @pytest.mark.slow
 def test_resume_is_exact(tmp_path):
     settings = ("method=gitfl", "devices=uniform", "method.curious=0.2")
@@ -135,3 +126,11 @@ def test_resume_is_exact(tmp_path):
 def test_bounds_in_the_wrong_order_are_refused():
     with pytest.raises(ConfigError, match=r"least=60 is above most=50"):
         GitFL(least=60.0)
+
+
+def test_a_lost_visit_does_not_count_in_the_mean_duration():
+    """Visits of 4 and 8 seconds and a lost one between them: 6 seconds on average, three ended visits."""
+    method = started()
+    timed(method, 0, 4.0, None, 8.0)
+    assert method.durations == {0: 6.0}
+    assert (method.ended, method.visits) == ({0: 3}, {0: 2})

@@ -23,7 +23,7 @@ from fedcross.strategies.objective import Objective
 from fedcross.strategies.wire.records import encode
 from fedcross.tasks.models.width import FULL, Corners, Width, kept
 from tests.strategies.parts.test_corners import PLAN, full
-from tests.support.bench import TWO_STEPS, check_batched, open_visit, two_layers
+from tests.support.bench import TWO_STEPS, open_visit, two_layers
 from tests.support.federation import SMALL, run, same
 from tests.support.game import Game
 from tests.support.slices import THREE
@@ -98,15 +98,6 @@ def test_a_device_that_can_hold_no_width_is_not_asked():
     assert method.aggregate(Round(1, 0, (0, 1, 2), 0), [])["clients_without_a_model"] == 1
 
 
-@pytest.mark.slow
-def test_full_widths_are_fedavg_with_equal_weights(tmp_path):
-    plain = (*THREE[:2], "train.lr=0.1")
-    one = run(tmp_path / "heterofl", *plain, "method=heterofl", "method.widths=[1.0]", "method.masked=false")
-    mean = run(tmp_path / "fedavg", *plain, "method=fedavg", "method.weighting=uniform")
-    for name, array in mean.driver.global_model().items():
-        np.testing.assert_allclose(one.driver.global_model()[name], array, rtol=1e-5, atol=1e-6)
-
-
 def two(width):
     """Two hidden units, two classes, one input; a model of width .5 has one hidden unit."""
     hidden = kept(2, width.ratio)
@@ -166,18 +157,7 @@ def test_one_masked_step_by_hand():
     assert scores.tolist() == [[1, 2, 0]]  # local accuracy has the mask too
 
 
-def test_a_network_without_a_classifier_sends_no_classes():
-    net = ModuleNet(torch.nn.Sequential(torch.nn.Linear(1, 3)), torch.device("cpu"))
-    objective = Masked(HeteroFLParams())
-    visit = open_visit(net, [[1.0]], [0], classes=3)  # the server has not asked
-    assert objective.finish(visit, None, objective.prepare(visit)).extras == {}
-
-
-def test_each_client_of_a_batch_has_its_own_mask():
-    check_batched(Masked(HeteroFLParams()), [{}, {}], real=1)
-    check_batched(Masked(HeteroFLParams()), [{}, {}])
-
-
+@pytest.mark.slow
 def test_masked_is_a_setting():
     assert type(HeteroFL().objective()) is Masked
     assert type(HeteroFL(masked=False).objective()) is Objective

@@ -5,8 +5,7 @@ import pytest
 from fedcross.strategies.ima import IMA, IMAParams, Milder
 from fedcross.strategies.method import Round
 from tests.support import visits as v
-from tests.support.federation import run, same
-from tests.support.single import arrays, begun, check_state, feed
+from tests.support.single import arrays, begun, feed
 
 
 def test_the_window_by_hand():
@@ -43,18 +42,3 @@ def test_the_rate_falls_with_each_averaged_round():
         assert objective.prepare(visit) == {}
         rates.append(visit.lr)
     assert rates == pytest.approx([0.1] * 6 + [0.05, 0.025, 0.0125, 0.00625])
-
-
-def test_no_late_rounds_or_a_window_of_one_is_fedavg_to_the_bit(tmp_path):
-    plain = run(tmp_path / "a", "method=fedavg").driver.global_model()
-    never = run(tmp_path / "b", "method=ima", "method.start=1")
-    assert same(never.driver.global_model(), plain)
-    one = run(tmp_path / "c", "method=ima", "method.start=0", "method.window=1", "method.lr_decay=1")
-    assert same(one.driver.global_model(), plain)
-    report = one.driver.report
-    assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)
-
-
-def test_resume_and_empty_rounds():
-    check_state(IMA, start=0.5, window=3)
-    check_state(IMA, start=0.0, window=2)

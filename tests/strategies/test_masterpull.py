@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from fedcross.strategies.masterpull import MasterPull
 from fedcross.strategies.pool.mixing import Mixing
-from tests.support.federation import run
-from tests.support.pools import begun, check_empty, check_state, draws, feed, model
+from tests.support.pools import begun, draws, feed, model
 
 
 def test_three_slots_by_hand():
@@ -70,31 +69,9 @@ def test_a_value_that_all_share_stays_to_the_bit():
     assert (method.pool.integers == 3).all()
 
 
-def test_alpha_0_is_fedavg_with_equal_weights(tmp_path):
-    a = run(tmp_path / "a", "method=masterpull", "method.alpha=0").driver.global_model()
-    b = run(tmp_path / "b", "method=fedavg", "method.weighting=uniform").driver.global_model()
-    for name in a:
-        np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-6)
-
-
-def test_one_slot_is_unchanged_and_two_slots_by_hand():
-    """a = 10/11 of 0 and 11: M = 5.5, so .5 and 10.5."""
-    one = begun(MasterPull, 1)
-    feed(one, 1, {0: model(7.0)})
-    assert one.global_model()["w0"].tolist() == [7, 7]
-    two = begun(MasterPull, 2)
-    feed(two, 1, {0: model(0.0), 1: model(11.0)})
-    assert two.pool.rows[:, 0] == pytest.approx([0.5, 10.5])
-
-
 def test_a_schedule_counts_the_rounds():
     method = begun(MasterPull, 2, alpha={"stages": [{"until": 1, "value": 0}, {"value": 1}], "schedule": "staged"})
     feed(method, 1, {0: model(0.0), 1: model(10.0)})
     assert method.pool.rows[:, 0].tolist() == [5, 5]
     feed(method, 2, {0: model(0.0), 1: model(10.0)})
     assert method.pool.rows[:, 0].tolist() == [0, 10]
-
-
-def test_resume_and_empty_rounds():
-    check_state(MasterPull)
-    check_empty(MasterPull)

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedcross import FedCrossParams
 from fedcross.strategies.pool.mixing import chosen, cross, offsets, propeller_share, propellers
 from tests.strategies.test_fedcross_options import aggregate, begun, mixed, uploads
-from tests.support.federation import run, same, session
+from tests.support.federation import session
 
 
 def factor(mixing):
@@ -35,18 +34,6 @@ def test_the_default_weighting_is_the_one_that_mixes_most():
     assert min(found, key=found.__getitem__) == FedCrossParams().propeller_weighting
 
 
-@pytest.mark.slow
-def test_the_factor_is_what_happens_to_real_pools():
-    draws = np.random.default_rng(3)
-    ratios = []
-    for _ in range(400):
-        models = draws.normal(size=(10, 50)).astype(np.float32)
-        method = begun(10, d=50, mode="propellers", propeller_weighting="each")
-        aggregate(method, 1, uploads(*models))
-        ratios.append(method.pool.rows.var(axis=0).sum() / models.var(axis=0).sum())
-    assert np.mean(ratios) == pytest.approx(factors()["each"], abs=2e-3)
-
-
 def test_each_propeller_gets_a_collaborators_share_by_hand():
     # K=4, P=2, round 1: offsets 1 and 2. alpha .75: w_i = .5 v_i + .25 v_(i+1) + .25 v_(i+2), v = 0, 4, 8, 16.
     method = begun(4, mode="propellers", propeller_weighting="each", alpha=0.75)
@@ -69,17 +56,13 @@ def test_each_must_leave_the_own_model_something():
         load(("method=fedcross_propellers", "method.propeller_weighting=each", ramp))
 
 
+@pytest.mark.slow
 def test_propellers_stop_after_a_hundred_rounds_and_dynamic_alpha_is_at_its_end():
     mode = load(("method=fedcross_propellers",)).method.mode
     assert [mode.at(r) for r in (1, 100, 101, 2000)] == ["propellers", "propellers", "cross", "cross"]
     alpha = load(("method=fedcross_dynamic_alpha",)).method.alpha
     assert [alpha.at(r) for r in (1, 100, 101)] == [0.5, 0.99, 0.99]
     assert alpha.at(99) < 0.99
-
-
-def test_chunked_similarity_says_when_it_is_the_public_codes():
-    assert "method.part=state" in remarks(load(("method.similarity=chunked",)))[0]
-    assert remarks(load(("method.similarity=chunked", "method.part=state"))) == []
 
 
 # ---- how often each model is chosen -------------------------------------------------------------------------------
@@ -111,11 +94,6 @@ def test_lost_slots_are_not_chosen_and_large_pools_only_summed_up():
 # ---- independent starts --------------------------------------------------------------------------------------------
 
 
-def test_models_start_as_copies_unless_asked_for(tmp_path):
-    pool = session(tmp_path, "method=fedcross").driver.state.pool
-    assert (pool.rows == pool.rows[0]).all()
-
-
 def test_independent_models_are_keyed_by_seed_and_slot(tmp_path):
     def rows(name, *more):
         return session(
@@ -129,12 +107,3 @@ def test_independent_models_are_keyed_by_seed_and_slot(tmp_path):
     assert (four[:3] == three).all()
     scales = three.std(axis=1)  # all are drawn from the same law
     assert scales.max() < 1.2 * scales.min()
-
-
-def test_an_independent_start_is_resumed_to_the_bit(tmp_path):
-    own = ("method=fedcross", "method.independent_start=true")
-    whole = run(tmp_path / "a", *own, "rounds=3").driver
-    run(tmp_path / "b", *own, "rounds=1")
-    again = session(tmp_path / "b", *own, "rounds=3", f"resume={tmp_path / 'b'}")
-    again.execute()
-    assert same(whole.global_model(), again.driver.global_model())

@@ -1,18 +1,15 @@
 import json
 import math
 
-import numpy as np
 import pytest
 
 from fedcross.client.cache import RunCache
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
 from fedcross.server.evaluation import Evaluator, Score, mean_score
-from fedcross.strategies.method import Round
 from fedcross.strategies.solo import Solo
-from tests.support.bench import check_resume, forgetful, play, states, two_layers
+from tests.support.bench import forgetful, play, states, two_layers
 from tests.support.federation import SMALL, run, same, session
-from tests.support.game import Game
 
 
 def test_two_rounds_of_two_steps_by_hand():
@@ -53,7 +50,7 @@ def test_the_score_is_the_participants_mean(tmp_path):
     evaluator = Evaluator(shop.net.module, shop.data, shop.device)
     alone = [
         evaluator.score(states(done, client, 2))
-        for client, visit in done.driver.sender.clients.accepted.items()
+        for client, visit in done.driver.ledger.clients.accepted.items()
         if visit == 2
     ]
     line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
@@ -86,23 +83,10 @@ def test_a_lost_client_goes_on_from_its_last_accepted_model(tmp_path):
     six = ("method=solo", "clients_per_round=6")
     done = run(tmp_path / "a", *six, "rounds=2", app=forgetful(lambda client, number: (client, number) == (2, 2)))
     whole = run(tmp_path / "b", *six, "rounds=1")
-    assert done.driver.sender.clients.accepted[2] == 1
+    assert done.driver.ledger.clients.accepted[2] == 1
     assert same(states(done, 2, 1), states(whole, 2, 1))
     own = states(done, 2, 1)
     assert Solo().objective().start(done.driver.global_model(), own) is own
-
-
-@pytest.mark.slow
-def test_resume_and_wire(tmp_path):
-    check_resume(tmp_path, "method=solo", "clients_per_round=5")
-    report = run(tmp_path / "wire", "method=solo", "rounds=1").driver.report
-    assert (report.bytes_down, report.bytes_up) == (3 * 4 * 4810, 3 * 4 * 4810)
-
-
-def test_the_server_learns_nothing():
-    method = Game(Solo, {"w": np.ones(1, np.float32)}, clients_per_round=1)
-    assert method.aggregate(Round(1, 0, (0,), 0), []) == {}
-    assert method.method.evaluation(method.state).models == []
 
 
 def test_clients_are_not_asked_to_score_a_model_that_nobody_trains():

@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from fedcross.client.app import app as honest
-from fedcross.strategies.wire.protocol import reply
 from fedcross.strategies.wire.records import encode
+from tests.support.replies import reply
 
 HUGE = (
     b"\x93NUMPY\x01\x00v\x00"

@@ -20,7 +20,7 @@ from fedcross.conf.schema import Train
 from fedcross.core.errors import StorageError
 from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.objective import Batch, Objective, Visit
-from fedcross.strategies.round.registry import method_class
+from fedcross.strategies.registry import method_class
 from fedcross.strategies.wire.records import Arrays, spec_of
 from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models._split import Split
@@ -76,7 +76,8 @@ def play(
             net.load(objective.start(payload.arrays, kept.get(payload.client, {})))
             x, y = data[payload.client]
             state, extras = kept.get(payload.client, {}), dict(payload.extras)
-            visit = open_visit(net, x, y, state=state, extras=extras, round=number, rounds=rounds, lr=local.lr)
+            asked = {"config": dict(payload.config), "round": number, "rounds": rounds, "lr": local.lr}
+            visit = open_visit(net, x, y, state=state, extras=extras, **asked)
             prepared = objective.prepare(visit)
             trained = train(net, objective, visit, prepared, local)
             outcome = objective.finish(visit, trained, prepared)
@@ -167,7 +168,7 @@ def check_resume(folder: Any, *overrides: str) -> None:
     before, after = whole.driver.checkpoint(), resumed.driver.checkpoint()
     assert same(before.arrays, after.arrays)
     assert before.values == after.values
-    for client, visit in whole.driver.sender.clients.accepted.items():
+    for client, visit in whole.driver.ledger.clients.accepted.items():
         assert same(states(whole, client, visit), states(resumed, client, visit))
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.serverapp import Grid
 
 from fedcross.engines.grid import LocalGrid
 from fedcross.server import reply_log as replies_module
@@ -30,7 +29,7 @@ from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
 from fedcross.strategies.method import Method
 from fedcross.strategies.pool.pool import Pool
-from fedcross.strategies.round import exchange
+from fedcross.strategies.wire import protocol
 from tests.support.federation import run, session
 
 ROUNDS = 3
@@ -40,16 +39,15 @@ DRAWN = LAST_PULL = 3  # SMALL draws three clients
 class Clock:
     """The round that is being done, and how often a point was passed in it."""
 
-    def __init__(self, number: int, victim: Callable[[], int] = os.getpid, grid: type[Grid] = LocalGrid) -> None:
+    def __init__(self, number: int) -> None:
         self.due, self.now, self.passed = number, 0, 0
-        self.victim, self.grid = victim, grid
 
     def kill(self, after: int = 1) -> None:
-        """End the victim, this process, at once if it is the round and the `after`-th time."""
+        """End this process at once if it is the round and the `after`-th time."""
         if self.now == self.due:
             self.passed += 1
             if self.passed == after:
-                os.kill(self.victim(), signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 #: What was patched, so that it can be put back where this process lives on.
@@ -92,8 +90,8 @@ def half_a_line(clock: Clock) -> Callable[..., None]:
 
     def act(ledger: Metrics, entry: dict[str, Any]) -> None:
         if clock.now == clock.due:
-            ledger._file.write(json.dumps(entry)[:40])
-            ledger._file.flush()
+            ledger.file._file.write(json.dumps(entry)[:40])
+            ledger.file._file.flush()
             clock.kill()
 
     return act
@@ -121,11 +119,6 @@ def at_rename(clock: Clock) -> Callable[..., None]:
     return act
 
 
-def mixed(clock: Clock) -> None:
-    """Die when the pool has been mixed."""
-    after(Pool, "mix", clock.kill)
-
-
 #: Point -> replies that had been accepted in the round it died in, whose clients must not be asked again.
 ACCEPTED = {
     **{"before_sampling": 0, "after_sampling": 0, "push": 0, "first_pull": 0, "last_pull": 2, "validation": 1},
@@ -136,13 +129,13 @@ ACCEPTED = {
 POINTS: dict[str, Callable[[Clock], None]] = {
     "before_sampling": lambda clock: before(Method, "sample", lambda *_: clock.kill()),
     "after_sampling": lambda clock: after(Method, "sample", clock.kill),
-    "push": lambda clock: after(clock.grid, "push_messages", clock.kill),
-    "first_pull": lambda clock: after(clock.grid, "pull_messages", clock.kill),
-    "last_pull": lambda clock: after(clock.grid, "pull_messages", lambda: clock.kill(LAST_PULL)),
-    "validation": lambda clock: after(exchange, "check", lambda: clock.kill(2)),
+    "push": lambda clock: after(LocalGrid, "push_messages", clock.kill),
+    "first_pull": lambda clock: after(LocalGrid, "pull_messages", clock.kill),
+    "last_pull": lambda clock: after(LocalGrid, "pull_messages", lambda: clock.kill(LAST_PULL)),
+    "validation": lambda clock: after(protocol, "check", lambda: clock.kill(2)),
     "reply_half_logged": lambda clock: before(WriteAheadLog, "accept", half_a_record(clock)),
     "reply_logged": lambda clock: after(WriteAheadLog, "accept", lambda: clock.kill(2)),
-    "mixing": mixed,
+    "mixing": lambda clock: after(Pool, "mix", clock.kill),
     "log_append": lambda clock: before(Metrics, "round_finished", half_a_line(clock)),
     "checkpoint_rename": lambda clock: before(Path, "replace", at_rename(clock)),
     "checkpoint_written": lambda clock: after(Session, "_checkpoint", clock.kill),

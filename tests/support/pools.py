@@ -43,32 +43,3 @@ def draws(count: int, seed: int, slots: Sequence[int] | None = None) -> dict[int
             for name, array in one.items()
         }
     return made
-
-
-def check_state(kind: type[Slots], k: int = 4, **values: Any) -> None:
-    """Assert that a method restored from a checkpoint goes on as the one that wrote it, to the bit."""
-    one, other = begun(kind, k, **values), begun(kind, k, **values)
-    for number in (1, 2):
-        feed(one, number, draws(k - 1, number))
-    saved = one.checkpoint()
-    saved.arrays = {name: array.copy() for name, array in saved.arrays.items()}
-    other.resume(saved)
-    for number in (3, 4, 5):
-        first = [feed(method, number, draws(k - 1, number)) for method in (one, other)]
-        assert first[0] == first[1]
-        sent = [method.dispatch(Round(number + 1, 0, tuple(range(k)), 3)) for method in (one, other)]
-        for a, b in zip(*sent, strict=True):
-            assert a.slot == b.slot
-            assert all((a.arrays[name] == b.arrays[name]).all() for name in a.arrays)
-    ours, theirs = one.global_model(), other.global_model()
-    assert all((ours[name] == theirs[name]).all() for name in ours)
-    assert one.queue == other.queue
-
-
-def check_empty(kind: type[Slots], **values: Any) -> None:
-    """Assert that a round without uploads changes nothing."""
-    method = begun(kind, 3, **values)
-    feed(method, 1, draws(3, 1))
-    before = method.pool.rows.copy()
-    assert feed(method, 2, {}) == {}
-    assert (method.pool.rows == before).all()

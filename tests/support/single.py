@@ -31,31 +31,3 @@ def feed(
     sent = [Upload(i, i, m, (extras or {}).get(i, {}), counts[i], {}) for i, m in enumerate(models)]
     metrics: dict[str, float] = method.aggregate(Round(number, 0, tuple(range(len(sent))), 0), sent)
     return metrics
-
-
-def check_state(kind: type[Method], extras: Mapping[int, Any] | None = None, **values: Any) -> None:
-    """Assert that a method restored from a checkpoint goes on as the one that wrote it; check an empty round too."""
-    generator = np.random.default_rng(4)
-
-    def models() -> list[Arrays]:
-        return [arrays(generator.normal(size=2), mean=generator.normal(), count=i) for i in range(3)]
-
-    one, other = begun(kind, **values), begun(kind, **values)
-    one.sample(1, range(5))
-    for number in range(1, 8):
-        uploads = models()
-        feed(one, number, *uploads, extras=extras)
-        if number >= 5:
-            feed(other, number, *uploads, extras=extras)
-        before = {name: array.copy() for name, array in one.global_model().items()}
-        assert feed(one, number) == {}
-        assert all((before[name] == array).all() for name, array in one.global_model().items())
-        if number == 4:
-            saved = one.checkpoint()
-            other.resume(saved)
-    for method in (one, other):
-        method.final = [method.global_model(), *(p.arrays for p in method.dispatch(Round(8, 0, (0,), 0)))]
-    for a, b in zip(one.final, other.final, strict=True):
-        assert list(a) == list(b)
-        assert all(a[name].dtype == b[name].dtype and (a[name] == b[name]).all() for name in a)
-    assert one.checkpoint().values == other.checkpoint().values

@@ -20,7 +20,11 @@ def federation(clock, scripts=None, clients=6, kind=FedCross, log=None, seconds=
     own |= {name: values.pop(name) for name in list(values) if name in kind.Params.model_fields}
     settings = RoundSettings(**{"clients_per_round": 3, "nonce": True, "deadline_s": 100, "run": "r", **values})
     start = Start(MODEL, tuple(MODEL), settings.clients_per_round, settings.rounds, settings.seed)
-    tell = (lambda _, fields: ended.append(dict(fields))) if ended is not None else lambda *_: None
+
+    def tell(event, fields):
+        if event == "visit_ended" and ended is not None:
+            ended.append(dict(fields))
+
     run = open_run(kind(**own), start, settings, log=log, clock=seconds, tell=tell, watches={"visit_ended"})
     return run, VirtualGrid(clock, clients, scripts or {})
 

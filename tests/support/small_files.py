@@ -27,23 +27,9 @@ def mnist(root: Path, train: int = 30, test: int = 10) -> dict[str, np.ndarray]:
     return made
 
 
-def python2_batch(data: np.ndarray, labels: dict[str, list[int]]) -> bytes:
-    """A batch as Python 2 and numpy 1 pickled the published ones: protocol 2, byte strings, numpy.core."""
-
-    def text(value: bytes) -> bytes:
-        return b"U" + bytes([len(value)]) + value
-
-    rows, columns = data.shape
-    raw = data.tobytes()
-    out = b"\x80\x02}(" + text(b"data")
-    out += b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85" + text(b"b") + b"tR"
-    out += b"(K\x01" + b"J" + struct.pack("<i", rows) + b"J" + struct.pack("<i", columns) + b"\x86"
-    out += b"cnumpy\ndtype\n(" + text(b"u1") + b"K\x00K\x01tR(K\x03" + text(b"|")
-    out += b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
-    out += b"T" + struct.pack("<i", len(raw)) + raw + b"tb"
-    for key, values in labels.items():
-        out += text(key.encode()) + b"](" + b"".join(b"K" + bytes([v]) for v in values) + b"e"
-    return out + b"u."
+def batch(data: np.ndarray, labels: dict[str, list[int]]) -> bytes:
+    """A batch as Python 2 pickled the published ones: protocol 2."""
+    return pickle.dumps({"data": data, **labels}, protocol=2)
 
 
 def cifar10(root: Path, each: int = 20) -> np.ndarray:
@@ -53,7 +39,7 @@ def cifar10(root: Path, each: int = 20) -> np.ndarray:
     generator = np.random.default_rng(2)
     rows = generator.integers(0, 256, (6, each, 3072), dtype=np.uint8)
     for name, data in zip([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], rows):
-        (folder / name).write_bytes(python2_batch(data, {"labels": [i % 10 for i in range(each)]}))
+        (folder / name).write_bytes(batch(data, {"labels": [i % 10 for i in range(each)]}))
     with (folder / "batches.meta").open("wb") as file:
         pickle.dump({"label_names": list("abcdefghij")}, file, protocol=2)
     return rows[:5].reshape(-1, 3, 32, 32)
@@ -66,7 +52,7 @@ def cifar100(root: Path, each: int = 40) -> np.ndarray:
     rows = np.random.default_rng(3).integers(0, 256, (2, each, 3072), dtype=np.uint8)
     for name, data in zip(("train", "test"), rows):
         labels = {"fine_labels": [i % 100 for i in range(each)], "coarse_labels": [i % 20 for i in range(each)]}
-        (folder / name).write_bytes(python2_batch(data, labels))
+        (folder / name).write_bytes(batch(data, labels))
     meta = {"fine_label_names": [f"f{i}" for i in range(100)], "coarse_label_names": [f"c{i}" for i in range(20)]}
     (folder / "meta").write_bytes(pickle.dumps(meta, protocol=2))
     return rows[0].reshape(-1, 3, 32, 32)

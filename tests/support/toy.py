@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedcross.core.site import DEVICE
+from fedcross.core.settings import DEVICE
 from fedcross.engines.grid import FIRST_NODE
 
 app = ClientApp()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support import flower_app
-
 CLIENT = """
 import os
 
@@ -57,6 +55,28 @@ def main(grid: Grid, context: Context) -> None:
 """
 
 
+PYPROJECT = """[project]
+name = "toy"
+version = "0.1.0"
+description = "An app of the tests"
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "test"
+
+[tool.flwr.app.components]
+serverapp = "toy.server:app"
+clientapp = "toy.client:app"
+
+[tool.flwr.app.config]
+overrides = ""
+"""
+
+
 def write(folder: Path) -> Path:
     """Write the app into `folder` and return it."""
-    return flower_app.write(folder, "toy", client=CLIENT, server=SERVER)
+    files = {"toy/__init__.py": "", "toy/client.py": CLIENT, "toy/server.py": SERVER, "pyproject.toml": PYPROJECT}
+    (folder / "toy").mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text.lstrip())
+    return folder

@@ -11,8 +11,8 @@ import numpy as np
 from flwr.app import Error, Message
 
 from fedcross.engines.grid import identify
-from fedcross.strategies.round import clock, exchange, nodes, open_visits, polling
-from fedcross.strategies.wire.protocol import reply
+from fedcross.strategies.round import clock, exchange, nodes, open_visits, polling, trail
+from tests.support.replies import reply
 
 #: What a client does with a request: (seconds until, reply), any number of times.
 Script = Callable[[Message], Iterable[tuple[float, Message]]]
@@ -23,7 +23,7 @@ class Clock:
 
     def __init__(self, monkeypatch: Any) -> None:
         self.now = 0.0
-        for module in (clock, exchange, nodes, open_visits, polling):
+        for module in (clock, exchange, nodes, open_visits, polling, trail):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:

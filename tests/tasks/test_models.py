@@ -47,6 +47,7 @@ COUNTS: list[tuple[str, dict[str, Any], Task, int]] = [
     ("lenet5", {}, MNIST, 61_706),
     ("cnn_femnist", {}, FEMNIST, 160_510),
     ("cnn_w", {}, CIFAR10, 878_538),
+    ("cnn_fedavg", {}, CIFAR10, 2_156_490),
     ("resnet20_lab", {}, CIFAR10, 219_482),
     ("resnet20_lab", {"final_norm": True}, CIFAR10, 219_482),
     ("resnet20", {}, CIFAR10, 269_722),

@@ -153,6 +153,7 @@ def divided(seed: int = 1, **settings):
     return flwr_datasets.split(flwr_datasets.Params(**settings), plain(), seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "clients", "args"),
     [

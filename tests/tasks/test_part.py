@@ -79,6 +79,7 @@ def test_training_leaves_the_base_and_both_trainers_agree(patterns) -> None:
         assert torch.equal(dict(module.named_buffers())[name], value), name
 
 
+@pytest.mark.slow
 def test_the_file_of_the_base(tmp_path) -> None:
     file = tmp_path / "base.safetensors"
     save_file(network(seed=9).state_dict(), file)

@@ -8,7 +8,17 @@ import pytest
 
 from fedcross.core.errors import ConfigError, DataError
 from fedcross.tasks.base import Examples, Partition, Task
-from fedcross.tasks.partition import classes, dirichlet, iid, indices, natural, permuted, quantity_skew, shards
+from fedcross.tasks.partition import (
+    classes,
+    dirichlet,
+    dirichlet_equal,
+    iid,
+    indices,
+    natural,
+    permuted,
+    quantity_skew,
+    shards,
+)
 from fedcross.tasks.reading.params import token_ids
 
 
@@ -35,6 +45,7 @@ def is_disjoint_cover(partition: Partition, n: int) -> bool:
         (iid, iid.Params(clients=7)),
         (shards, shards.Params(clients=7, classes_per_client=3)),
         (dirichlet, dirichlet.Params(clients=7, beta=0.3, min_size=5)),
+        (dirichlet_equal, dirichlet_equal.Params(clients=12, beta=0.5)),
         (quantity_skew, quantity_skew.Params(clients=7, beta=0.5, min_size=5)),
     ],
 )
@@ -47,7 +58,7 @@ def test_sets_are_disjoint_cover_everything_and_follow_from_the_seed(module, par
     assert not all(map(np.array_equal, first.train, other.train))
     sizes = [len(part) for part in first.train]
     assert min(sizes) >= 5
-    assert module not in (iid, shards) or max(sizes) - min(sizes) <= 3
+    assert module not in (iid, shards, dirichlet_equal) or max(sizes) - min(sizes) <= 3
 
 
 @pytest.mark.parametrize(
@@ -86,7 +97,7 @@ def test_dirichlet_capacity_rule_by_hand():
     # Class 0 (ids 0..5), p = (.7, .2, .1): cuts floor(4.2, 5.4) = 4, 5 -> sizes 4, 1, 1. Client 0 is full.
     # Class 1 (ids 6..11), p = (.5, .25, .25) -> (0, .25, .25) -> (0, .5, .5): cuts floor(0, 3) -> 0, 3, 3.
     members = [np.arange(6), np.arange(6, 12)]
-    parts = dirichlet._draw(members, 3, 0.5, _Scripted([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]]))
+    parts = dirichlet.dealt(members, 3, 0.5, _Scripted([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25]]))
     assert [part.tolist() for part in parts] == [[0, 1, 2, 3], [4, 6, 7, 8], [5, 9, 10, 11]]
 
 
@@ -197,3 +208,18 @@ def test_classes_shared_label_is_divided():
     partition = classes.split(classes.Params(groups=((0, 1), (0,))), task, 0)
     assert [len(part) for part in partition.train] == [3, 2]  # two zeros each, and the one; label 2 is left out
     assert not set(partition.train[0]) & set(partition.train[1])
+
+
+def test_groups_of_dirichlet_equal_draw_apart(monkeypatch):
+    """Two groups with 200 examples of one label each: the same draws would give both the same sizes."""
+    sizes = []
+
+    def noted(*arguments):
+        parts = dirichlet.dealt(*arguments)
+        sizes.append(sorted(map(len, parts)))
+        return parts
+
+    monkeypatch.setattr(dirichlet_equal, "dealt", noted)
+    dirichlet_equal.split(dirichlet_equal.Params(clients=20, beta=100.0), toy([0] * 400), 0)
+    assert len(sizes) == 2
+    assert sizes[0] != sizes[1]

@@ -25,6 +25,7 @@ MODELS = [
     ("mlp", {"hidden": [10, 7]}, SMALL, [10, 7]),
     ("cnn_femnist", {}, FEMNIST, [16, 32, 256]),
     ("cnn_w", {}, IMAGES, [32, 64, 512]),
+    ("cnn_fedavg", {}, IMAGES, [32, 64, 512]),
     ("vgg_femnist", {}, FEMNIST, [64, 64, 128, 256, 512, 256]),
     ("fedfusion_cifar", {}, IMAGES, [64, 64, 384, 192]),
     ("fedfusion_mnist", {}, FEMNIST, [32, 64, 512]),

@@ -10,8 +10,8 @@ from torch.nn import functional
 from fedcross.client.batched import padding
 from fedcross.client.batched.stack import slopes_of
 from fedcross.client.batched.trainer import train_batched
-from fedcross.client.compiled import Compiled
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.trainer import Compiled
 from fedcross.core.settings import Settings
 from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors, Visit
 from fedcross.tasks.inputs import Inputs
@@ -142,19 +142,14 @@ def test_rows_that_mix_are_not_padded(kind: type[Plain], compiled: bool) -> None
     compared(net, Objective(Settings()), clients, compiled=compiled)
 
 
-@pytest.mark.parametrize("kind", MIXING)
-def test_full_batches_alone_are_compiled_whatever_mixes(kind: type[Plain]) -> None:
-    net, clients = made(kind, 12, 8)
-    assert not compared(net, Objective(Settings()), clients, compiled=True).refused
-    assert net.padding == {}
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Plain, Normed, Twice])
 def test_rows_that_do_not_mix_are_padded(kind: type[Plain]) -> None:
     net, clients = made(kind, 14, 11)
     assert not compared(net, Objective(Settings()), clients, compiled=True).refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 4, 5])
 def test_the_methods_own_examples_are_no_batch(count: int) -> None:
     """Four are as many as a batch has."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcross.client.batched.stack import StackedPrepared, alike, fitting
+from fedcross.client.batched.stack import fitting
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
@@ -161,28 +161,6 @@ def test_a_round_that_does_not_fit_is_split_and_gives_the_same() -> None:
     split = train_batched(net, objective, works, v.settings(), memory=1)
     for a, b in zip(split, whole, strict=True):
         agree(a, b, EXACT)
-
-
-def test_prepared_values_are_stacked_only_with_their_like() -> None:
-    net = v.small_net()
-    one = v.visit(net, 0, 4)
-    nothing: Tensors = {}
-
-    def works(*prepared: Prepared) -> list[v.Work]:
-        return [v.Work(one, e, nothing) for e in prepared]
-
-    unequal = works({"a": torch.ones(2), "c": 1.5}, {"a": torch.ones(3), "c": 1.5})
-    assert alike(unequal, frozenset({"a"})) == [[0, 1]]
-    assert alike(unequal, frozenset()) == [[0], [1]]
-    assert alike(works({"a": torch.ones(2), "c": 1.5}, {"a": torch.ones(2), "c": 2.5}), frozenset()) == [[0], [1]]
-    assert alike(works({"a": torch.ones(2)}, {"b": torch.ones(2)}), frozenset()) == [[0], [1]]
-    assert alike(works({"a": torch.ones(2, 3)}, {"a": torch.ones(2, 4)}), frozenset()) == [[0], [1]]
-
-
-def test_prepared_values_of_unequal_length_are_padded_at_their_end() -> None:
-    extra = StackedPrepared.of([{"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([3.0])}])
-    assert extra.tree["a"].tolist() == [[1.0, 2.0], [3.0, 0.0]]
-    assert extra.dims == {"a": 0}
 
 
 def test_the_loss_of_a_single_example_is_its_own() -> None:

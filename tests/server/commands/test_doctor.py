@@ -1,13 +1,12 @@
 import argparse
-import socket
 import sqlite3
 from email.utils import formatdate
 from pathlib import Path
 
 import pytest
 
-from fedcross.core.keys import KeyPair, make_authority, make_server
 from fedcross.deploy import keys
+from fedcross.engines.certificates import KeyPair, make_authority, make_server
 from fedcross.server.commands import doctor
 from tests.deploy.test_gateway import Gate, gate, needs_haproxy  # noqa: F401 - a fixture
 
@@ -53,11 +52,6 @@ def test_a_disk_that_is_too_full_or_closed_is_a_fault(tmp_path):
     assert kinds(doctor.check_disk(Path("/proc/1"))) == ["FAULT"]
 
 
-def test_keys_of_a_server_and_of_a_device(folder):
-    assert set(kinds(doctor.check_keys(folder / "server"))) == {"ok"}
-    assert set(kinds(doctor.check_keys(folder / "client-1"))) == {"ok"}
-
-
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
@@ -96,12 +90,6 @@ def _asked(**more):
         "database": None,
     }
     return argparse.Namespace(**{**asked, **more})
-
-
-def test_a_taken_port_is_a_fault():
-    with socket.create_server(("", 0)) as taken:
-        assert kinds(doctor.check_listen(taken.getsockname()[1])) == ["FAULT"]
-    assert kinds(doctor.check_listen(0)) == ["ok"]
 
 
 def test_a_database_that_is_locked_or_none_is_a_fault(tmp_path, monkeypatch):

@@ -7,24 +7,18 @@ from collections import Counter
 import pytest
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.server.observers import Observer
-from fedcross.server.observers.advice import Advice
-from fedcross.server.observers.loggers import LOGGERS, numbers, open_logger
-from fedcross.server.observers.progress import Bar, Lines, describe, pick
-from fedcross.server.observers.request_log import RequestLog
-from fedcross.server.observers.visits import Visits
+from fedcross.server.observers.messages import (
+    LOGGERS,
+    Bar,
+    PlainLines,
+    describe,
+    open_logger,
+    progress,
+)
+from fedcross.server.observers.records import Requests, Visits
 
 RUN = {"run": "abc", "method": "fedcross", "task": "digits", "rounds": 4, "after_round": 0}
 ENTRY = {"round": 1, "test_accuracy": 0.5, "dropped": 1, "clients": 4, "rejected": {}, "pool_similarity_mean": 0.25}
-
-
-def test_an_observer_does_nothing_by_itself():
-    one = Observer()
-    one.run_started(RUN, [])
-    one.request("request", {})
-    one.round_finished(ENTRY)
-    one.checkpoint_written(1, 0.1)
-    one.run_ended(None, ValueError())
 
 
 # ---- progress -----------------------------------------------------------------------------------------------------
@@ -32,8 +26,8 @@ def test_an_observer_does_nothing_by_itself():
 
 def test_lines_show_evaluated_rounds():
     stream = io.StringIO()
-    lines = pick(stream)
-    assert isinstance(lines, Lines)
+    lines = progress(stream)
+    assert isinstance(lines, PlainLines)
     lines.run_started(RUN, [])
     lines.round_finished(ENTRY)
     lines.round_finished({**ENTRY, "round": 2, "test_accuracy": None})
@@ -56,10 +50,6 @@ def test_the_bar_fits_the_terminal(monkeypatch, columns, capsys):
 # ---- loggers ------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_the_scalars_of_a_line():
-    assert numbers({"round": 3, "a": 1, "b": 0.5, "c": None, "d": {"x": 1}, "e": "text"}) == {"a": 1.0, "b": 0.5}
-
-
 def test_an_unknown_logger_is_named(tmp_path):
     with pytest.raises(ConfigError, match="'tensorboard'"):
         open_logger({"name": "tensorbord"}, tmp_path, {})
@@ -80,35 +70,26 @@ def test_tensorboard_gets_every_number_and_purges_repeated_rounds(tmp_path):
     assert [(e.step, round(e.value, 1)) for e in found.Scalars("test_accuracy")] == [(1, 0.1), (2, 1.2), (3, 1.3)]
 
 
-def test_mlflow_goes_on_with_its_run(tmp_path):
-    pytest.importorskip("mlflow")
-    settings = {"name": "mlflow", "uri": str(tmp_path / "mlruns")}
-    ids = []
-    for _ in range(2):
-        logger = open_logger(settings, tmp_path, {"seed": 1})
-        logger.run_started(RUN, [])
-        logger.round_finished(ENTRY)
-        logger.run_ended({})
-        ids.append((tmp_path / "mlflow-run").read_text())
-    assert ids[0] == ids[1]
-
-
 # ---- records ------------------------------------------------------------------------------------------------------
 
 
 def test_requests_are_on_disk_before_they_are_sent_and_survive_a_crash(tmp_path):
-    log = RequestLog(tmp_path)
+    log = Requests(tmp_path)
+    log.run_started(RUN, [])
     for client in (3, 3, 5):
         log.request("request", {"client": client})
-    again = RequestLog(tmp_path, Counter({3: 1, 5: 4}))  # a checkpoint before the crash, and one of an older file
+    again = Requests(tmp_path, Counter({3: 1, 5: 4}))  # a checkpoint before the crash, and one of an older file
+    again.run_started(RUN, [])
+    log.run_ended(None)
+    again.run_ended(None)
     assert again.counts == {3: 2, 5: 4}
     (tmp_path / "requests.jsonl").write_bytes((tmp_path / "requests.jsonl").read_bytes() + b'{"client": 3, "req')
-    assert RequestLog(tmp_path, Counter()).counts == {3: 2, 5: 4}
-    assert RequestLog(tmp_path).counts == {}
+    assert Requests(tmp_path, Counter()).counts == {3: 2, 5: 4}
+    assert Requests(tmp_path).counts == {}
     (tmp_path / "requests.jsonl").unlink()
     (tmp_path / "requests.jsonl").mkdir()
     with pytest.raises(StorageError):
-        RequestLog(tmp_path, Counter())
+        Requests(tmp_path, Counter())
 
 
 def test_visits_of_rounds_that_are_repeated_are_removed(tmp_path, caplog):
@@ -125,23 +106,4 @@ def test_visits_of_rounds_that_are_repeated_are_removed(tmp_path, caplog):
     assert "1 of 3 visits are missing" in caplog.text
     second.run_started(RUN, [])
     second.run_ended(None)
-    assert [json.loads(line)["visit"] for line in second.path.read_text().splitlines()] == [0, 1]
-
-
-# ---- advice -------------------------------------------------------------------------------------------------------
-
-
-def test_diverging_training_is_told_once_with_the_settings_to_lower(caplog):
-    advice = Advice("method.server_lr or train.lr")
-    for number in (1, 2):
-        advice.round_finished({"round": number, "clients": 3, "rejected": {"non_finite": 2}})
-    assert caplog.text.count("lower method.server_lr or train.lr") == 1
-
-
-def test_a_width_whose_replies_are_all_lost_is_told_once(caplog):
-    advice, entry = Advice("train.lr"), {"clients": 3, "rejected": {}, "width_replies": {"1": 0, "0.5": 2}}
-    advice.run_started(RUN, [{**entry, "round": number} for number in range(1, 5)])
-    for number in range(5, 16):
-        advice.round_finished({**entry, "round": number})
-    assert caplog.text.count("no reply for models of width 1 was accepted") == 1
-    assert "round 10" in caplog.text
+    assert [json.loads(line)["visit"] for line in second.file.path.read_text().splitlines()] == [0, 1]

@@ -44,3 +44,28 @@ def test_extras_and_examples_are_bounded():
     assert [upload.num_examples for upload in verdict.uploads] == [10, 10, 30]
     assert [float(upload.extras["g"]["v"][0]) for upload in verdict.uploads] == [1.0, 1.0, 3.0]
     assert verdict.counts == {"clipped": 0, "lightened": 1, "extras_bounded": 1}
+
+
+def alone(defence, value):
+    """Judge an exchange of one upload with parameter w = `value`; return whether it counts."""
+    upload = Upload(0, 0, {"w": np.array([value], np.float32), "n": np.array(7)}, {}, 10, {})
+    return bool(defence.judge(ROUND, [upload], {0: Payload.of(Task(0, 0, START.arrays))}).uploads)
+
+
+def test_a_single_upload_is_judged_by_the_latest_norms():
+    """20 norms of 1, then 20 of 2: the median is 2 and the limit 6; the first 20 are forgotten."""
+    defence = DefenceFilter(Defence(enabled=True), START)
+    for value in [1.0] * 20 + [2.0] * 20:
+        assert alone(defence, value)
+    assert defence.state.norms == [2.0] * 20
+    assert alone(defence, 5.0)
+    assert not alone(defence, 7.0)
+
+
+def test_an_upload_that_nothing_could_judge_is_remembered_with_three_medians_at_most():
+    """Of 1 and 100 the lower median is 1: 100 is remembered as 3. Of 1, 3 and 100 it is 3, so the limit is 9."""
+    defence = DefenceFilter(Defence(enabled=True), START)
+    assert alone(defence, 1.0)
+    assert alone(defence, 100.0)
+    assert defence.state.norms == [1.0, 3.0]
+    assert not alone(defence, 100.0)

@@ -1,9 +1,11 @@
-"""Weighted means of models, by hand."""
+"""Averages by hand: of models, of momentum's steps, of the last rounds."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.averaging import Swa, effective_steps, first_late, weighted_mean
 
 
 def models(*values, dtype=np.float32):
@@ -12,11 +14,11 @@ def models(*values, dtype=np.float32):
 
 def test_by_hand():
     """(1 * 4 + 3 * 8) / 4 = 7, and twice that; the counters 4 and 8 come to 7 as well."""
-    given = models(4, 8)
-    mean = weighted_mean(given, [1, 3])
+    ours = models(4, 8)
+    mean = weighted_mean(ours, [1, 3])
     assert (mean["w"].tolist(), mean["n"].tolist()) == ([7, 14], 7)
     assert (mean["w"].dtype, mean["n"].dtype) == (np.float32, np.int64)
-    assert given[0]["w"].tolist() == [4, 8]  # the models stay as they are
+    assert ours[0]["w"].tolist() == [4, 8]  # the models stay as they are
 
 
 def test_counters_are_truncated_towards_zero_but_not_by_rounding():
@@ -28,18 +30,42 @@ def test_counters_are_truncated_towards_zero_but_not_by_rounding():
 
 
 def test_one_model_and_float64_stay_to_the_bit():
-    given = models(0.1, dtype=np.float64)
-    assert weighted_mean(given, [0.3])["w"].tobytes() == given[0]["w"].tobytes()
+    ours = models(0.1, dtype=np.float64)
+    assert weighted_mean(ours, [0.3])["w"].tobytes() == ours[0]["w"].tobytes()
 
 
-LARGE = [2**63 - 1, -(2**63), 2**62, 2**53 + 1, 7]
+def test_effective_steps_by_hand():
+    """Two steps, momentum .5: the first gradient moves the model by 1 + .5, the second by 1; together 2.5."""
+    assert effective_steps(2, 0.5) == pytest.approx(2.5)
+    assert effective_steps(7, 0.0) == 7
 
 
-@pytest.mark.parametrize("weights", [[1, 1, 1], [1, 2, 4], [3, 0, 1e-9]])
-def test_large_integers_that_all_models_share_stay(weights):
-    """float64 has no 2**53 + 1, and a third of 2**63 three times is beyond int64."""
-    for shape in ((5,), (5, 1)):
-        given = [{"n": np.array(LARGE).reshape(shape), "s": np.array(2**53 + 1)} for _ in weights]
-        mean = weighted_mean(given, weights)
-        assert mean["n"].tolist() == given[0]["n"].tolist()
-        assert (mean["s"], mean["s"].shape) == (2**53 + 1, ())
+@given(st.integers(1, 60), st.floats(0, 0.95))
+def test_effective_steps_is_the_way_of_a_constant_gradient(steps, momentum):
+    way = speed = 0.0
+    for _ in range(steps):
+        speed = momentum * speed + 1
+        way += speed
+    assert effective_steps(steps, momentum) == pytest.approx(way, rel=1e-9)
+
+
+def test_which_rounds_join_the_average_by_hand():
+    """Of 8 rounds the second half begins with 5; the average with the first cycle that is over behind it."""
+    assert first_late(8, 0.5) == 5
+    assert [number for number in range(1, 9) if Swa(start=0.5, cycle=1).collects(number, 8)] == [6, 7, 8]
+    assert [number for number in range(1, 9) if Swa(start=0.5, cycle=2).collects(number, 8)] == [7]
+
+
+@pytest.mark.parametrize("start", [0.0, 0.29, 0.57, 0.58, 0.7, 0.75, 0.999, 1.0])
+@pytest.mark.parametrize("rounds", [100, 1000])
+def test_a_share_is_the_decimal_number_that_is_written(rounds, start):
+    """.29 of 100 rounds are 29, so the 30th is the first behind; as a product of floats they are 28.999999999999996."""
+    thousandths = {0.0: 0, 0.29: 290, 0.57: 570, 0.58: 580, 0.7: 700, 0.75: 750, 0.999: 999, 1.0: 1000}[start]
+    assert first_late(rounds, start) == thousandths * rounds // 1000 + 1
+
+
+def test_the_learning_rate_falls_within_each_cycle():
+    """Cycles of 2, from round 3 on: round 3 is halfway from 1 to 0.2, round 4 at 0.2."""
+    rates = [Swa(start=0.5, cycle=2, lr=0.2).rate(1.0, number, 4) for number in (1, 2, 3, 4)]
+    assert rates == pytest.approx([1, 1, 0.6, 0.2])
+    assert Swa(start=0.5, cycle=1, lr=0.2).rate(1.0, 4, 4) == 1

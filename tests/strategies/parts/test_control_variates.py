@@ -21,6 +21,10 @@ def begun(limit=MIB):
     return ControlVariates(Layout.of(START, {"w", "b"}), limit)
 
 
+def total(variates):
+    return np.sum(list(variates.rows.values()), axis=0).tolist()
+
+
 def upload(client, w, b=0.0, mean=0.0):
     arrays = {"w": np.float32(w), "b": np.float32([b]), "mean": np.float32([mean])}
     return Upload(client, 0, arrays, {}, 1, {})
@@ -61,28 +65,12 @@ def test_no_more_is_taken_off_than_the_change_differs_now():
     assert w == [pytest.approx(51 - variates.share[0]), 0]
 
 
-def test_shares_stay_between_0_and_1():
-    """Client 0, below the mean first, comes far above it: s would be negative. Or three times as far below: 3."""
-    turned, further = begun(), begun()
-    for variates in (turned, further):
-        correct(variates, upload(0, [1, 0]), upload(1, [3, 0]))
-    assert correct(turned, upload(0, [9, 0])) == [([9, 0], [0])]
-    assert correct(further, upload(0, [-1, 0])) == [([0, 0], [0])]
-
-
 def test_statistics_and_strangers_stay_as_they_are():
     variates = begun()
     correct(variates, upload(0, [1, 0], mean=5), upload(1, [3, 0], mean=7))
     known, stranger = variates.correct([upload(0, [1, 0], mean=5), upload(9, [8, 8], mean=1)], lambda slot: START)
     assert known.arrays["mean"] == 5
     assert stranger.arrays["w"].tolist() == [8, 8]
-
-
-def test_uploads_are_not_changed_in_place():
-    variates, again = begun(), upload(0, [1, 0])
-    correct(variates, upload(0, [1, 0]), upload(1, [3, 0]))
-    variates.correct([again], lambda slot: START)
-    assert again.arrays["w"].tolist() == [1, 0]
 
 
 @settings(deadline=None, max_examples=30)
@@ -108,16 +96,7 @@ def test_a_client_that_has_stopped_coming_is_forgotten():
     correct(variates, upload(1, [1, 0]))
     assert correct(variates, upload(1, [1, 0])) == [([1, 0], [0])]
     assert variates.rows.keys() == variates.heard.keys() == {1}
-    np.testing.assert_allclose(variates.total, [1, 0, 0])
-
-
-def test_a_change_beyond_all_measure_leaves_nothing_behind():
-    """1e30 takes the others' ones out of a float64 sum; when it goes, the sum is added up anew."""
-    variates = begun()
-    correct(variates, *(upload(client, [1, 0]) for client in (1, 2, 3)))
-    correct(variates, upload(0, [1e30, 0]))
-    correct(variates, upload(0, [1, 0]))
-    np.testing.assert_allclose(variates.total, [4, 0, 0])
+    assert total(variates) == [1, 0, 0]
 
 
 def test_the_client_heard_least_recently_is_forgotten():
@@ -126,7 +105,7 @@ def test_the_client_heard_least_recently_is_forgotten():
     for client in (0, 1, 0, 2):
         correct(variates, upload(client, [client, 1]))
     assert list(variates.rows) == [0, 2]
-    np.testing.assert_allclose(variates.total, [2, 2, 0])
+    assert total(variates) == [2, 2, 0]
 
 
 def test_without_room_nothing_is_kept_or_changed():

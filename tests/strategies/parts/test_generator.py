@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedcross.strategies.parts.generator import STATISTICS, TRAINED, create, diversity_loss, generate, teacher_loss
+from fedcross.strategies.parts.generator import (
+    STATISTICS,
+    TRAINED,
+    adam,
+    create,
+    diversity_loss,
+    generate,
+    teacher_loss,
+)
 
 
 def test_lenet5_generator_has_100948_weights():
@@ -51,3 +59,14 @@ def test_diversity_loss_by_hand():
     noise = torch.tensor([[0.0, 0.0], [2.0, 0.0]])
     assert float(diversity_loss(noise, torch.tensor([[0.0, 0.0], [1.0, 3.0]]))) == pytest.approx(math.exp(-2))
     assert float(diversity_loss(noise, torch.ones(2, 2))) == 1.0
+
+
+def test_a_step_is_that_of_torch_adam_with_weight_decay():
+    weights = {"w": torch.tensor([1.0, -2.0, 0.5])}
+    theirs, moments = weights["w"].clone().requires_grad_(), {}
+    optimizer = torch.optim.Adam([theirs], lr=0.05, weight_decay=0.3)
+    for number in (1, 2):
+        theirs.grad = torch.tensor([0.2, 0.4, -0.1]) * number
+        optimizer.step()
+        adam(weights, {"w": theirs.grad}, moments, number, 0.05, 0.3)
+    torch.testing.assert_close(weights["w"], theirs.detach(), rtol=1e-5, atol=1e-7)

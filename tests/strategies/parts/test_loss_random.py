@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedcross.strategies.parts import loss_random
 from fedcross.strategies.parts.loss_random import _GOLDEN, _mix, categorical, normal, uniform
 
 KEY = torch.tensor(12345)
@@ -62,3 +63,9 @@ def test_under_vmap_every_client_draws_what_it_draws_alone():
     for i, key in enumerate(keys):
         assert torch.equal(together[i], normal(key, 5, 0, (4, 3), torch.float64))
         assert torch.equal(labels[i], categorical(key, 5, 1, 9, weights[i]))
+
+
+def test_the_least_number_draws_the_first_index_that_has_a_weight(monkeypatch):
+    """0 lies on the bound of an index of weight 0, which is empty."""
+    monkeypatch.setattr(loss_random, "uniform", lambda *arguments: torch.zeros(arguments[3], dtype=arguments[4]))
+    assert categorical(KEY, 0, 0, 1, torch.tensor([0.0, 0.0, 2.0, 1.0])).tolist() == [2]

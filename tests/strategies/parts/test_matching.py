@@ -20,11 +20,6 @@ def test_assignment_takes_the_permutation_of_least_total_cost():
     assert matching.assignment(COSTS, HOME).tolist() == [2, 0, 1]
 
 
-def test_inconsistency_is_the_dearest_permutation():
-    # The same on negated costs: 13 against 7, so 0->1, 1->2, 2->0.
-    assert matching.assignment(-COSTS, HOME).tolist() == [1, 2, 0]
-
-
 def test_literal_lets_models_meet():
     # argmin over j != i: 0 -> 2 (1), 1 -> 2 (1), 2 -> 1 (4); client 0 gets none.
     assert matching.literal(COSTS, HOME).tolist() == [2, 2, 1]
@@ -42,11 +37,6 @@ def test_greedy_takes_what_is_left():
     assert matching.assignment(costs, HOME).tolist() == [2, 0, 1]
 
 
-@pytest.mark.parametrize("rule", [matching.assignment, matching.greedy])
-def test_two_models_swap(rule):
-    assert rule(np.array([[0.0, 100.0], [100.0, 0.0]]), np.eye(2, dtype=bool)).tolist() == [1, 0]
-
-
 def test_who_cannot_move_stays():
     # Model 1's host was lost, so both models are at client 1; exactly one of them has to stay, the cheaper way.
     stay = np.array([[False, True], [False, True]])
@@ -61,13 +51,6 @@ def test_of_two_that_could_stay_the_cheaper_one_does():
     stay = np.array([[False, True], [False, True]])
     assert matching.assignment(np.array([[5.0, 1.0], [5.0, 3.0]]), stay).tolist() == [1, 0]
     assert matching.assignment(np.array([[5.0, 3.0], [5.0, 1.0]]), stay).tolist() == [0, 1]
-
-
-@pytest.mark.parametrize("stay", [[[False, True], [False, True]], [[True, True], [True, True]]])
-def test_where_somebody_stays_in_any_case_the_first_draw_counts(stay):
-    for seed in range(8):  # as many models stay in every permutation of these two
-        first = stream(seed, "test").permutation(2)
-        assert matching.random(np.array(stay), stream(seed, "test")).tolist() == first.tolist()
 
 
 square = st.integers(2, 6).flatmap(lambda n: arrays(np.float64, (n, n), elements=st.floats(-20, 20)))

@@ -128,15 +128,6 @@ def test_a_corners_step_is_that_of_the_slice(channel):
     assert same(before, state(net))  # statistics too
 
 
-def test_a_step_in_turn_of_the_whole_model_moves_its_statistics():
-    net, plain = hidden([0]), hidden()
-    found, _ = gradients(net, Nested(Widths(widths=(1.0, 0.5), nested=True)), step=2)
-    expected, _ = gradients(plain, Nested(Widths()))
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert same(state(net), state(plain))
-    assert net.buffers["norm.num_batches_tracked"] == 1
-
-
 @pytest.mark.parametrize("channels", [[[0]], [[0], [1]], [[0, 1], [0]]], ids=["one", "two", "one-cuts-nothing"])
 def test_a_step_of_all_adds_the_gradients_of_the_whole_and_of_every_corner(channels):
     """The sum of all gradients and losses, and the statistics of the whole model's forward pass alone."""
@@ -151,13 +142,6 @@ def test_a_step_of_all_adds_the_gradients_of_the_whole_and_of_every_corner(chann
         assert loss == pytest.approx(sum(loss for _, loss in parts))
         for name, buffer in net.buffers.items():
             assert torch.equal(buffer, whole.buffers[name]), name
-
-
-@pytest.mark.parametrize("step", [0, torch.tensor(0)], ids=["plain", "recorded"])
-def test_a_step_of_all_without_a_corner_trains_the_whole_model(step):
-    (found, loss), (expected, plain) = gradients(hidden(), Nested(ALL), step), gradients(hidden(), Nested(Widths()))
-    assert loss == plain
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["", "norm"])
@@ -183,6 +167,7 @@ def test_both_trainers_drop_the_same_elements_in_a_corner(steps, norm):
         assert one.loss == pytest.approx(alone.loss)
 
 
+@pytest.mark.slow
 def test_a_model_without_corners_is_trained_as_ever(tmp_path):
     """Nothing but wide models: the option changes no bit."""
     settings = (*THREE[:2], "train.lr=0.1", "method=fedfan", "method.widths=[1.0]")

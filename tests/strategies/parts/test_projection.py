@@ -38,11 +38,6 @@ def test_unit_networks_read_unit_vectors(projection):
     assert torch.equal(model(torch.ones(1, 6)), model.classifier(model.features(torch.ones(1, 6))))
 
 
-def test_without_head_and_unit_the_model_is_left_alone():
-    model = split()
-    assert project(model, Projected(projection=False), "Moon") is model
-
-
 class Deep(nn.Module):
     """A user's network whose classifier has two layers."""
 
@@ -77,6 +72,7 @@ def test_moon_without_a_head_takes_any_classifier():
     assert Moon(projection=False).network(model) is model
 
 
+@pytest.mark.slow
 def test_fedprocs_prototypes_are_means_of_unit_vectors_where_the_network_ends_in_them(tmp_path):
     method = run(tmp_path, "method=fedproc", "method.hidden=8", "method.width=4", "method.unit=true").driver.state
     lengths = np.linalg.norm(method.prototypes, axis=1)

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedcross.strategies.fedcross import FedCrossParams
-from fedcross.strategies.parts.widths import Widths, asked, deal_slots, described, holds, trainable_slots
+from fedcross.strategies.parts.widths import Widths, asked, deal, described, holds
 from fedcross.tasks.models.width import FULL, Width
 
 LEVELS = [1.0, 0.66, 0.4]
@@ -26,8 +25,6 @@ def test_slots_are_dealt_by_the_shares_and_every_width_has_one():
     assert widths(3, 0.98, 0.01, 0.01) == [1.0, 0.66, 0.4]
     assert Widths(widths=(1.0, 0.4)).slots(3) == [FULL, FULL, Width(0.4)]
     assert Widths().slots(2) == [FULL, FULL]
-    with pytest.raises(ValueError, match="2 slots for 3 widths"):
-        widths(2)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +49,12 @@ def test_what_does_not_divide_goes_to_the_largest_remainders(shares, counts):
         ({"widths": [0.0]}, "greater than 0"),
         ({"widths": [1.5]}, "less than or equal to 1"),
         ({"widths": [1.0, 1.0]}, "there twice"),
-        ({"widths": [1.0, 0.5], "shares": [1.0]}, "shares [1.0] are 1, widths [1.0, 0.5] are 2; set shares"),
+        ({"widths": [1.0, 0.5], "shares": [1.0]}, "one for each"),
         ({"widths": [1.0, 0.5], "shares": [0.5, 0.6]}, "sum to 1.1"),
-        ({"shares": [1.0]}, "shares are for models of several widths; give method.widths=[1.0,0.5]"),
-        (
-            {"widths": [1.0, 0.5], "nested_steps": "all"},
-            "nested_steps=all is for nested training; set method.nested=true, or give method.nested_steps=in_turn too",
-        ),
-        ({"nested": True}, "nested is for models of several widths; give method.widths=[1.0,0.5]"),
-        ({"whole": 2}, "whole is for models of several widths; give method.widths=[1.0,0.5]"),
+        ({"shares": [1.0]}, "shares is for models of several widths"),
+        ({"widths": [1.0, 0.5], "nested_steps": "all"}, "nested_steps=all"),
+        ({"nested": True}, "nested is for models of several widths"),
+        ({"whole": 2}, "whole is for models of several widths"),
     ],
 )
 def test_bad_widths_are_refused(values, said):
@@ -87,7 +81,8 @@ def test_a_size_travels_in_the_scalars_of_a_request():
 def test_as_many_slots_as_possible_find_a_device_and_the_first_claims_win(slots, budgets, random):
     sizes = [Width(width) for width in slots]
     queue = random.sample(range(len(sizes)), len(sizes))
-    chosen = trainable_slots(queue, sizes, budgets)
+    clients = dict(zip(range(100, 105), budgets))
+    dealt = deal(queue, sizes, clients)
 
     def possible(some):
         return any(
@@ -98,23 +93,14 @@ def test_as_many_slots_as_possible_find_a_device_and_the_first_claims_win(slots,
     best = max(
         n for n in range(len(sizes) + 1) if any(possible(c) for c in itertools.combinations(range(len(sizes)), n))
     )
-    assert len(chosen) == best
+    assert len(dealt) == best
     first: list[int] = []
     for slot in queue:  # by hand: take a slot whenever it still fits beside those before it
         first += [slot] if possible([*first, slot]) else []
-    assert chosen == first
-    clients = list(range(100, 100 + len(budgets)))
-    dealt = deal_slots(chosen, sizes, clients, dict(zip(clients, budgets)))
-    assert sorted(dealt) == sorted(chosen)
+    assert list(dealt) == sorted(first)
     assert len(set(dealt.values())) == len(dealt)
-    assert all(holds(dict(zip(clients, budgets))[c], sizes[s]) for s, c in dealt.items())
+    assert all(holds(clients[c], sizes[s]) for s, c in dealt.items())
 
 
 def test_equal_slots_go_to_the_clients_in_their_order():
-    assert deal_slots([2, 0, 1], [FULL] * 3, [7, 5, 9], {7: 1.0, 5: 1.0, 9: 1.0}) == {0: 7, 1: 5, 2: 9}
-
-
-def test_nested_training_with_one_width_is_told():
-    assert "no model has a narrower corner" in Widths(widths=[0.4], nested=True).remarks()[0]
-    assert Widths(widths=[1.0, 0.4], nested=True).remarks() == []
-    assert FedCrossParams(widths=[0.4], nested=True, alpha=1.0).remarks()[1].startswith("method.alpha=1")
+    assert deal([2, 0, 1], [FULL] * 3, {7: 1.0, 5: 1.0, 9: 1.0}) == {0: 7, 1: 5, 2: 9}

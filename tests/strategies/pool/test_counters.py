@@ -8,7 +8,6 @@ from hypothesis import strategies as some
 from fedcross.strategies.fedmut import FedMut
 from fedcross.strategies.masterpull import MasterPull
 from fedcross.strategies.method import Round, Start, Upload
-from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.pool.mixing import cross
 from fedcross.strategies.pool.pool import Layout, Pool, mixed_integers
 
@@ -19,13 +18,6 @@ def same(model):
     for name in ("n", "big", "small"):
         np.testing.assert_array_equal(model[name], MODEL[name])
         assert model[name].dtype == MODEL[name].dtype
-
-
-def test_weighted_mean():
-    model = MODEL
-    for _ in range(3):
-        model = weighted_mean([model] * 3, [3.0, 7.0, 11.0])
-    same(model)
 
 
 def test_pool_mean_and_mixing():

@@ -47,12 +47,6 @@ def test_uniform_by_hand():
     assert mixing.uniform(3, [1]) == mixing.identity(3)
 
 
-def test_all_propellers_with_equal_weights_are_the_mean():
-    m = 5
-    matrix = mixing.propellers(m, range(m), mixing.offsets(m, m - 1, 3), None)
-    np.testing.assert_allclose(matrix.dense(), mixing.uniform(m, range(m)).dense())
-
-
 @pytest.mark.slow
 @settings(deadline=None)
 @given(m=st.integers(0, 9), round_number=st.integers(1, 50), alpha=st.floats(0, 1))
@@ -116,26 +110,8 @@ def test_padding_puts_the_own_model_first():
     assert (index.tolist(), weight.tolist()) == ([[2, 0]], [[0.75, 0.25]])
 
 
-def test_every_member_needs_a_row():
-    with pytest.raises(ValueError, match="zip"):
-        mixing.cross(3, [0, 1], [1], 0.5)
-
-
 def test_shares_of_propellers_by_hand():
     """Two propellers, alpha .9: equal leaves it to 1/(P + 1); each gets .1, so 1 - 2 * .1 = .8 stay; alpha keeps .9."""
     assert mixing.propeller_share("equal", 0.9, 2) is None
     assert mixing.propeller_share("each", 0.9, 2) == pytest.approx(0.8)
     assert mixing.propeller_share("alpha", 0.9, 2) == 0.9
-
-
-@pytest.mark.parametrize(
-    "row", [{}, {0: 0.5}, {0: 1.0, 1: 0.0}, {0: 1.5, 1: -0.5}, {0: 0.5, 2: 0.5}, {-1: 1.0}, {0: float("nan")}]
-)
-def test_a_row_that_is_not_stochastic_is_refused(row):
-    with pytest.raises(ValueError, match="row 0 of a mixing matrix"):
-        mixing.Mixing((row, {1: 1.0}))
-
-
-def test_a_member_cannot_be_named_twice():
-    with pytest.raises(ValueError, match="distinct"):
-        mixing.cross(3, [1, 1], [1, 0], 0.5)

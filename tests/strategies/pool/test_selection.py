@@ -46,13 +46,6 @@ def test_highest_and_lowest_by_hand():
     assert choose("lowest_similarity", 4, similarity=SIMILARITY) == [1, 0, 1, 1]  # ties of 1 and 2: the lowest slot
 
 
-def test_opposite_models_are_the_least_similar():
-    """Signs count: -.9 is less similar than .1 and -.2."""
-    similarity = np.array([[1, -0.9, 0.1], [-0.9, 1, -0.2], [0.1, -0.2, 1]])
-    assert choose("lowest_similarity", 3, similarity=similarity) == [1, 0, 1]
-    assert choose("highest_similarity", 3, similarity=similarity) == [2, 2, 0]
-
-
 @pytest.mark.parametrize("name", ["highest_similarity", "lowest_similarity", "least_similar_derangement"])
 def test_nan_never_wins(name):
     """Model 2 is not comparable with anybody: nobody takes it, and it keeps its own model."""
@@ -64,19 +57,6 @@ def test_nan_never_wins(name):
     assert choose(name, 3, similarity=np.full((3, 3), NAN)) == [0, 1, 2]
 
 
-def test_infinity_never_wins_either():
-    similarity = SIMILARITY.copy()
-    similarity[0, 1], similarity[0, 2] = -np.inf, np.inf
-    assert choose("lowest_similarity", 4, similarity=similarity)[0] == 3
-    assert choose("highest_similarity", 4, similarity=similarity)[0] == 3
-
-
-def test_who_can_compare_with_nobody_keeps_its_model_whoever_can_compare_with_it():
-    similarity = SIMILARITY.copy()
-    similarity[2, :] = NAN
-    assert choose("highest_similarity", 4, similarity=similarity) == [2, 2, 2, 0]
-
-
 def test_least_similar_derangement_by_hand():
     """The 9 derangements of 4 and their sums, as co(0)co(1)co(2)co(3).
 
@@ -85,20 +65,6 @@ def test_least_similar_derangement_by_hand():
     3012: .5+.1+.4+.4 = 1.4   3201: .5+.4+.9+.1 = 1.9   3210: .5+.4+.4+.5 = 1.8
     """
     assert choose("least_similar_derangement", 4, similarity=SIMILARITY) == [1, 0, 3, 2]
-
-
-def test_least_similar_derangement_takes_everyone_once_and_is_optimal():
-    generator = np.random.default_rng(0)
-    for m in (2, 3, 5, 6):
-        similarity = generator.uniform(-1, 1, (m, m))
-        partners = choose("least_similar_derangement", m, similarity=similarity)
-        best = min(
-            sum(similarity[i, j] for i, j in enumerate(p))
-            for p in permutations(range(m))
-            if all(i != j for i, j in enumerate(p))
-        )
-        assert sorted(partners) == list(range(m))
-        assert sum(similarity[i, j] for i, j in enumerate(partners)) == pytest.approx(best)
 
 
 def test_least_similar_derangement_leaves_an_unavoidable_unknown_pair_unmixed():
@@ -122,27 +88,6 @@ def test_least_similar_derangement_is_the_best_permutation_whatever_is_unknown(d
     partners = choose("least_similar_derangement", m, similarity=similarity)
     assert sorted(partners) == list(range(m))
     assert rank(partners) == min(map(rank, permutations(range(m))))
-
-
-@pytest.mark.parametrize(("all_known", "others"), [(100, -100), (1, -1), (0, 0)])
-@pytest.mark.parametrize("known", [[1, 2, 0], [2, 0, 1]])
-def test_an_unknown_pair_costs_more_than_all_known_ones_together(known, all_known, others):
-    """Three models have two derangements. One is known and has the largest total there can be, 3 `all_known`; the other
-    has two pairs of the least value and one unknown pair. The known one is chosen all the same."""
-    similarity = np.full((3, 3), float(others))
-    for i, j in enumerate(known):
-        similarity[i, j] = all_known
-    similarity[0, known[known[0]]] = NAN
-    assert choose("least_similar_derangement", 3, similarity=similarity) == known
-
-
-def test_a_model_that_keeps_its_own_costs_more_than_any_two_totals_differ():
-    """Four models have one derangement without an unknown pair, 0-1-2-3-0 of total 4 * 100; the alternative, in which 0
-    keeps its own and 1-3-2-1 has total 3 * -100, is less by 700."""
-    similarity = np.full((4, 4), NAN)
-    for i, j, value in [(0, 1, 100), (1, 2, 100), (2, 3, 100), (3, 0, 100), (1, 3, -100), (3, 2, -100), (2, 1, -100)]:
-        similarity[i, j] = value
-    assert choose("least_similar_derangement", 4, similarity=similarity) == [1, 2, 3, 0]
 
 
 def test_random_is_a_derangement_keyed_by_seed_and_round():
@@ -170,5 +115,3 @@ def test_who_needs_a_similarity():
         "lowest_similarity",
         "least_similar_derangement",
     }
-    with pytest.raises(ValueError, match="needs a similarity"):
-        SELECTIONS["lowest_similarity"](Question(4, 1))

@@ -41,12 +41,6 @@ def test_measures_by_hand(name, xy, xz, xx):
     np.testing.assert_array_equal(matrix, matrix.T)
 
 
-@pytest.mark.parametrize("name", SIMILARITIES)
-def test_only_the_members_are_compared(name):
-    whole = similarity(name, PLANE, [0, 1, 2], "state")
-    np.testing.assert_array_equal(similarity(name, PLANE, [1, 0], "state"), whole[np.ix_([1, 0], [1, 0])])
-
-
 def test_parameters_or_the_whole_state():
     """Parameters (1, 0) and (1, 0) agree; with the buffer (1, 0 | 0) and (1, 0 | 1) the cosine is 1 / sqrt(2)."""
     pool = pool_of([{"w": [1, 0], "mean": [0]}, {"w": [1, 0], "mean": [1]}], ["w"])
@@ -84,12 +78,6 @@ def test_chunked_walks_the_state_dict_with_buffers_and_counters():
     assert similarity("chunked", pool, [0, 1], "parameters")[0, 1] == pytest.approx(1)
 
 
-def test_a_counter_of_several_values_is_one_entry():
-    """The weight is 0 and adds nothing; counters (3, 4) and (4, 3): 24 / 25. The only pair counts twice: 1.92."""
-    pool = pool_of([{"w": [0], "count": [3, 4]}, {"w": [0], "count": [4, 3]}])
-    assert similarity("chunked", pool, [0, 1], "state")[0, 1] == pytest.approx(1.92)
-
-
 def test_equal_models_are_at_distance_0_whatever_rounding_says():
     """1 + 1 - 2 (1 + 1e-9) is below 0: the product came out too large, the models are the same."""
     gram = np.array([[1, 1 + 1e-9], [1 + 1e-9, 1]])
@@ -120,8 +108,3 @@ def test_a_model_that_is_not_finite_cannot_be_compared(name, bad):
     matrix = similarity(name, pool, [0, 1, 2], "state")
     assert np.isfinite(matrix[:2, :2]).all()
     assert not np.isfinite(matrix[2]).any()
-
-
-def test_measures_of_a_given_gram_matrix():
-    for name, measure in FROM_GRAM.items():
-        np.testing.assert_array_equal(measure(PLANE.gram()), similarity(name, PLANE, [0, 1, 2], "state"))

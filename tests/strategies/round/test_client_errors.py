@@ -36,9 +36,8 @@ def test_a_run_ends_when_all_clients_fail_alike(tmp_path, caplog):
     assert "test_client_errors.py" in caplog.text
 
 
-@pytest.mark.parametrize("when", [lambda asked: asked["round"] == 2, lambda asked: asked["client"] % 2])
-def test_a_run_goes_on_when_others_have_trained(tmp_path, when):
-    run(tmp_path, "method=fedavg", app=failing(NameError("x"), when))
+def test_a_run_goes_on_when_others_have_trained(tmp_path):
+    run(tmp_path, "method=fedavg", app=failing(NameError("x"), lambda asked: asked["round"] == 2))
 
 
 @pytest.mark.parametrize("error", [BdbQuit(), KeyboardInterrupt()])

@@ -56,7 +56,6 @@ def test_no_clock_and_no_deadline_for_whole_rounds():
 
 
 GOOD = '{"visit": 0, "slot": 0, "client": 4, "start": 0.0, "finish": 2.0, "accepted": true}\n'
-LATER = '{"visit": 1, "slot": 0, "client": 4, "start": 2.0, "finish": 5.0, "accepted": false}\n'
 
 
 @pytest.mark.parametrize("text", ["", None, "[1]\n", '{"visit": 0}\n', "{", GOOD + "[1]\n"])
@@ -68,17 +67,10 @@ def test_a_record_that_is_none_is_refused(tmp_path, text):
         ReplayClock.read(path)
 
 
-def test_the_next_visit_of_a_client_begins_when_its_last_one_ends(tmp_path):
-    path = tmp_path / "visits.jsonl"
-    path.write_text(GOOD + LATER)
-    assert set(ReplayClock.read(path).events) == {0, 1}
-
-
 def test_a_record_of_another_run_is_refused(tmp_path):
     path = tmp_path / "visits.jsonl"
     path.write_text(GOOD)
     settings = ClockSettings(name="replay", events=str(path))
     assert clock_of(settings, Devices(), 1, [3] * 5, 1).plan(0, 4, 1, 2.0, 0) == (2.0, True)
-    assert clock_of(settings, Devices(), 1, [1], 1).due(0, 0.0, 1) == [(0, 4)]  # devices with their own data
     with pytest.raises(ConfigError, match=r"visit 0 of the record ended after 2 s, and begins here after 2\.5 s"):
         clock_of(settings, Devices(), 1, [3] * 5, 1).plan(0, 4, 1, 2.5, 0)

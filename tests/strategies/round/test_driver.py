@@ -13,7 +13,7 @@ from fedcross.strategies.method import Method, Start, Task
 from fedcross.strategies.round.run import open_run
 from fedcross.strategies.round.settings import RoundSettings
 from tests.support.slots import MODEL, asked, drawn, federation
-from tests.support.virtual import answers, fails, silent
+from tests.support.virtual import VirtualGrid, answers, fails, silent, trained
 
 
 def test_a_round_by_hand(clock):
@@ -50,6 +50,12 @@ def test_fewer_replies_than_min_replies_count_as_none(clock):
     report = driver.run_round(1, grid)
     assert report.rejected["too_few"] == 2
     assert driver.global_model()["w"].tolist() == [0, 0, 0]
+
+
+def test_as_many_replies_as_min_replies_count(clock):
+    driver, grid = federation(clock, {drawn()[0]: fails(1)}, kind=FedAvg, min_replies=2)
+    assert driver.run_round(1, grid).rejected["too_few"] == 0
+    assert driver.global_model()["w"].tolist() == [1, 1, 1]
 
 
 @dataclass
@@ -95,7 +101,7 @@ def test_a_resumed_run_goes_on_to_the_bit(clock):
     packed.arrays = {name: array.copy() for name, array in packed.arrays.items()}
     other, _ = federation(clock, scripts, alpha=0.9)
     other.restore(packed)
-    assert other.sender.clients == whole.sender.clients
+    assert other.ledger.clients == whole.ledger.clients
     for driver in (whole, other):
         driver.run_round(3, grid)
     assert other.state.pool.rows.tobytes() == whole.state.pool.rows.tobytes()
@@ -119,3 +125,20 @@ def test_a_state_that_cannot_be_stored_is_named_before_the_first_round(clock):
     with pytest.raises(ConfigError, match="exchanges"):
         federation(clock, kind=Odd)
     assert MODEL["w"].tolist() == [0, 0, 0]
+
+
+def test_clients_keep_what_the_oldest_checkpoint_needs(clock):
+    """Two checkpoints are kept. In round 3 those of rounds 1 and 2 are on disk: visit 1 may still be asked for."""
+    told = []
+
+    def noting(message):
+        told.append(message.content.config_records["config"]["keep"])
+        return [(1.0, trained(message))]
+
+    settings = RoundSettings(clients_per_round=1, nonce=True, deadline_s=100, run="r")
+    driver = open_run(FedAvg(), Start(MODEL, tuple(MODEL), 1), settings, keep=2)
+    grid = VirtualGrid(clock, 1, {0: noting})
+    for number in (1, 2, 3, 4):
+        driver.run_round(number, grid)
+        driver.saved()
+    assert told == [0, 0, 1, 2]

@@ -1,8 +1,10 @@
 """One exchange in virtual time: deadline, spare clients, hedges, repeats."""
 
+from flwr.app import Message
+
 from fedcross.strategies.fedavg import FedAvg
 from tests.support.slots import asked, drawn, federation, spares
-from tests.support.virtual import answers, deaf_once, fails, silent
+from tests.support.virtual import answers, deaf_once, fails, silent, trained
 
 
 def run(clock, scripts, **settings):
@@ -55,3 +57,27 @@ def test_a_request_without_a_reply_is_repeated_once(clock):
 def test_only_the_first_reply_of_a_client_counts(clock):
     report, _ = run(clock, {drawn()[0]: answers(1, 1.05), drawn()[1]: answers(5)})
     assert (report.rejected["duplicate"], report.dropped) == (1, 0)
+
+
+def test_a_reply_in_the_name_of_another_device_is_refused_and_the_true_one_counts(clock):
+    def spoofed(message):
+        poison = trained(message, 1000.0)
+        poison.metadata.__dict__["_src_node_id"] = drawn()[1] + 1
+        return [(0.5, poison), (1.0, trained(message))]
+
+    report, _ = run(clock, {drawn()[0]: spoofed})
+    assert (report.rejected["wrong_node"], report.dropped) == (1, 0)
+
+
+def test_a_reply_to_an_earlier_request_is_refused(clock):
+    old = []
+
+    def replayed(message):
+        old.append(trained(message, 1000.0))
+        again = [(0.5, Message(old[0].content, reply_to=message))] if len(old) > 1 else []
+        return [*again, (1.0, trained(message))]
+
+    driver, grid = federation(clock, dict.fromkeys(range(6), replayed), clients_per_round=6, kind=FedAvg)
+    assert driver.run_round(1, grid).rejected["wrong_nonce"] == 5
+    report = driver.run_round(2, grid)
+    assert (report.rejected["wrong_nonce"], report.dropped) == (6, 0)

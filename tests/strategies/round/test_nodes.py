@@ -9,7 +9,6 @@ from fedcross.core.errors import FederationError
 from fedcross.engines.grid import identify
 from fedcross.engines.network_grid import NetworkGrid
 from fedcross.strategies.round.ledger import Ledger
-from fedcross.strategies.round.nodes import Nodes
 from fedcross.strategies.round.settings import RoundSettings
 
 
@@ -60,37 +59,37 @@ def test_a_network_needs_half_of_the_clients_and_at_least_two(k, needed):
 def test_a_round_waits_without_an_end_for_too_few(clock):
     grid = Grid(clock, {11: 0, 12: 1})
     grid.joins[12] = 5000.0
-    assert Nodes(Ledger()).wait_for(grid, 2, 120, endless=True) == [0, 1]
+    assert Ledger(RoundSettings()).nodes.wait_for(grid, 2, 120, endless=True) == [0, 1]
     assert 5000 <= clock.now < 5100
 
 
 def test_a_round_with_an_end_says_how_many_are_missing(clock):
     with pytest.raises(FederationError, match="1 clients are connected"):
-        Nodes(Ledger()).wait_for(Grid(clock, {11: 0}), 2, 120)
+        Ledger(RoundSettings()).nodes.wait_for(Grid(clock, {11: 0}), 2, 120)
     assert 120 <= clock.now < 160
 
 
 def test_a_round_begins_with_those_that_are_there(clock):
-    assert Nodes(Ledger()).wait_for(Grid(clock, {11: 3, 12: 1}), 2, 120) == [1, 3]
+    assert Ledger(RoundSettings()).nodes.wait_for(Grid(clock, {11: 3, 12: 1}), 2, 120) == [1, 3]
     assert clock.now < 1
 
 
 def test_a_node_without_an_answer_is_left_out_by_name(clock, caplog):
-    nodes = Nodes(Ledger())
+    nodes = Ledger(RoundSettings()).nodes
     assert nodes.wait_for(Grid(clock, {11: 0, 12: 1, 13: None}), 2, 120) == [0, 1]
     assert nodes.online == {0: 11, 1: 12}
     assert "13" in caplog.text
 
 
 def test_nodes_of_another_app_are_numbered(clock):
-    nodes = Nodes(Ledger())
+    nodes = Ledger(RoundSettings()).nodes
     assert nodes.wait_for(Grid(clock, {30: "foreign", 20: "foreign"}), 2, 120) == [0, 1]
     assert nodes.online == {0: 20, 1: 30}
 
 
 def test_the_key_that_was_registered_first_holds_a_partition(clock):
-    ledger = Ledger()
-    nodes = Nodes(ledger)
+    ledger = Ledger(RoundSettings())
+    nodes = ledger.nodes
     grid = Grid(clock, {11: 0, 12: 0, 13: 1}, {11: "2026-02-02", 12: "2026-01-01"})
     assert nodes.wait_for(grid, 2, 120) == [0, 1]
     assert nodes.online == {0: 12, 1: 13}
@@ -98,7 +97,7 @@ def test_the_key_that_was_registered_first_holds_a_partition(clock):
 
 
 def test_an_excluded_node_is_not_asked_again(clock):
-    nodes, grid = Nodes(Ledger()), Grid(clock, {11: 0, 12: 1})
+    nodes, grid = Ledger(RoundSettings()).nodes, Grid(clock, {11: 0, 12: 1})
     nodes.refresh(grid)
     nodes.exclude(12)
     assert nodes.refresh(grid) == [0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.strict_json import dumps_exact, loads_exact
+from fedcross.core.files import dumps_exact, loads_exact
 from fedcross.strategies.pool.pool import Layout, Pool
 from fedcross.strategies.round.packing import Packed, pack, unpack
 

@@ -5,6 +5,7 @@ import copy
 import pytest
 
 from fedcross.core.errors import FederationError
+from fedcross.server.reply_log import WriteAheadLog
 from fedcross.strategies.fedasync import FedAsync
 from fedcross.strategies.fedcross_async import FedCrossAsync
 from fedcross.strategies.round.clock import Devices, RealClock, ReplayClock, VirtualClock
@@ -80,6 +81,7 @@ def test_a_client_that_failed_rests_until_an_upload_is_accepted(clock):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("method.selection=random", "method.alpha=0.7", "compression.up=int8")])
 def test_equal_durations_are_fedcross_to_the_bit(tmp_path, more):
     ours = run(tmp_path / "a", "method=fedcross_async", "devices=equal", *more).driver
@@ -134,3 +136,23 @@ def test_visits_that_never_end_are_an_error(clock):
     driver, grid, _ = begun(clock, Seconds(float("inf"), float("inf")))
     with pytest.raises(FederationError, match="ever ends"):
         driver.run_round(1, grid)
+
+
+def test_all_that_have_failed_since_the_last_upload_rest(clock):
+    """Clients 0 and 1 fail after 1 and 1.5 s: their slots go to 2 and 3, although 0 has rested for a while."""
+    driver, grid, _ = begun(clock, Seconds(1.0, 1.5, 9.0, 9.0), {0: fails(0.1), 1: fails(0.1)})
+    driver.run_round(1, grid)
+    driver.run_round(2, grid)
+    assert [client for _, client, _ in grid.asked][:4] == [0, 1, 2, 3]
+
+
+def test_what_has_ended_but_is_not_used_outlives_a_checkpoint(clock, tmp_path):
+    """Client 0 fails at once, which counts after 50 s: the log, emptied by a checkpoint, says it again."""
+    log = WriteAheadLog(tmp_path, "r", 0)
+    driver, grid, ended = begun(clock, Seconds(50.0, 1.0), {0: fails(0.1)}, log=log)
+    driver.run_round(1, grid)
+    assert told(ended, "client", "finish") == [(1, 1.0), (1, 2.0)]
+    log.restart(1)
+    driver.saved()
+    log.close()
+    assert WriteAheadLog(tmp_path, "r", 1).order() == [(1, 0, 50.0)]

@@ -1,0 +1,120 @@
+"""FedWMSAM: FedCM's momentum with SCAFFOLD's variates, and the gradient where that momentum leads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedcross.strategies.fedcm import FedCMParams, global_step, weighted
+from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.objective import Batch, Net, Prepared, Tensors, Visit, flatten, unflatten
+from fedcross.strategies.parts.vectors import scaled, shifted, vector, zeros
+from fedcross.strategies.scaffold import Controlled, Scaffold, ScaffoldParams, ScaffoldState
+from fedcross.strategies.wire.records import Arrays
+
+#: The weight of the gradients stays in these bounds, and goes this share of the way to its goal in a round.
+BOUNDS, PACE = (0.1, 0.9), 0.01
+
+
+class FedWMSAMParams(FedCMParams, ScaffoldParams):
+    """Settings of FedWMSAM, beside those of FedCM and SCAFFOLD.
+
+    Parameters
+    ----------
+    alpha : float
+        Weight of the batch's gradient in the first round, between 0 and 1; the momentum has the rest.
+    rho : float
+        Length of the way from the model to the point whose gradient is taken.
+    """
+
+    alpha: float = Field(0.1, gt=0, lt=1)
+    rho: float = Field(0.01, ge=0)
+
+
+class MomentumGuided(Controlled):
+    """Cross-entropy, whose gradient at ``w + e`` is mixed with the client's momentum: ``a g(w + e) + (1 - a) m_u``."""
+
+    params: FedWMSAMParams
+    needs = frozenset({"control", "momentum", "mixing"})
+
+    def prepare(self, visit: Visit) -> Prepared:
+        """Return SCAFFOLD's vectors, a, and ``m_u = D + a/(1 - a) (c - c_u)``, flat (p,)."""
+        found, mixing = super().prepare(visit), float(visit.config["mixing"])
+        momentum = vector(visit.extras["momentum"], visit.params) / visit.lr
+        momentum += mixing / (1 - mixing) * found["correction"]
+        return {**found, "momentum": momentum, "mixing": torch.tensor(mixing, dtype=momentum.dtype).to(momentum.device)}
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        """Return the cross-entropy of one batch at ``w + e``; its gradient is a times that of cross-entropy."""
+        ahead = prepared["start"] + batch.step * prepared["momentum"] - flatten(params).detach()
+        moved = shifted(params, unflatten(scaled(ahead, self.params.rho), params))
+        return weighted(super().loss(net, moved, buffers, batch, prepared), prepared["mixing"])
+
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
+        """Return ``(1 - a) m_u``."""
+        term: Tensor = (1 - prepared["mixing"]) * prepared["momentum"]
+        return term
+
+
+@dataclass
+class FedWMSAMState(ScaffoldState):
+    """That of SCAFFOLD, the global model's last step over the clients' mean number of steps, and a."""
+
+    momentum: Arrays = field(default_factory=dict)
+    mixing: float = 0.1
+
+
+class FedWMSAM(Scaffold):
+    """Li et al., Fast and Flat Federated Learning via Weighted Momentum and Sharpness-Aware Minimization, NeurIPS 2025.
+
+    Step k of client u goes along ``a g(w + e) + (1 - a) m_u`` with ``m_u = D + a/(1 - a) (c - c_u)``, FedCM's D and
+    SCAFFOLD's variates, and ``e = rho d/|d|``, ``d = G + k m_u - w``. The server takes the uniform mean and moves a by
+    .01 of the way to the mean of ``1 - cos(G_t - w_u, D)`` over the uploads, kept in [.1, .9].
+
+    State: SCAFFOLD's, the last global step, a; every client keeps c_u. Wire: three models down, two up. A client
+    computes one gradient a step.
+
+    Compared with the authors' code (Huang-Yongzhi/NeurlPS_FedWMSAM): it takes ``e`` with the opposite sign, and one
+    number of d for each layer, where the paper has the vector.
+
+    Deviations: as :class:`strategies.scaffold.Scaffold` and :class:`strategies.fedcm.FedCM`.
+    """
+
+    Params = FedWMSAMParams
+    Objective = MomentumGuided
+    params: FedWMSAMParams
+
+    def init(self, start: Start) -> FedWMSAMState:
+        """Keep the initial model; variates and momentum are zero."""
+        return FedWMSAMState(**vars(super().init(start)), momentum=zeros(start), mixing=self.params.alpha)
+
+    def dispatch(self, state: FedWMSAMState, round: Round) -> list[Task]:  # type: ignore[override]
+        """Send the global model, c, its last step and a; expect the change of the client's variate."""
+        extras, config = {"momentum": state.momentum}, {"mixing": state.mixing}
+        tasks = super().dispatch(state, round)
+        return [replace(task, extras={**task.extras, **extras}, config=config) for task in tasks]
+
+    def aggregate(  # type: ignore[override]
+        self, state: FedWMSAMState, round: Round, uploads: list[Upload]
+    ) -> dict[str, float]:
+        """Aggregate as SCAFFOLD does; keep the global step, and move a."""
+        if not uploads:
+            return {}
+        before, last = state.model, state.momentum
+        goal = float(np.mean([misaligned(before, upload.arrays, last) for upload in uploads]))
+        super().aggregate(state, round, uploads)
+        state.mixing += PACE * (float(np.clip(goal, *BOUNDS)) - state.mixing)
+        state.momentum = global_step(before, state.model, uploads, self.params, last)
+        return {"mixing": state.mixing}
+
+
+def misaligned(before: Arrays, after: Arrays, last: Arrays) -> float:
+    """Return ``1 - cos(before - after, last)`` over the entries of `last`; 0 if one of both is zero."""
+    move = np.concatenate([np.ravel(before[name] - after[name]) for name in last]).astype(np.float64)
+    momentum = np.concatenate([np.ravel(array) for array in last.values()]).astype(np.float64)
+    lengths = float(np.linalg.norm(move) * np.linalg.norm(momentum))
+    return 1 - float(move @ momentum) / lengths if lengths else 0.0

@@ -1,0 +1,24 @@
+"""Cross-entropy of a batch, which most objectives extend."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+from fedcross.strategies.objective import Batch, Net, Tensors
+
+
+def each(scores: Tensor, y: Tensor) -> Tensor:
+    """Return the cross-entropy of every example, shape (batch,)."""
+    return functional.cross_entropy(scores, y, reduction="none")
+
+
+def cross_entropy(scores: Tensor, batch: Batch) -> Tensor:
+    """Return the mean cross-entropy of the real rows, a scalar."""
+    return batch.mean(each(scores, batch.y))
+
+
+def embedded(net: Net, params: Tensors, buffers: Tensors, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the embeddings (batch, e) and the cross-entropy, a scalar."""
+    z = net.features(params, buffers, batch.x)
+    return z, cross_entropy(net.classify(params, buffers, z), batch)

@@ -1,0 +1,43 @@
+"""The clients' word on a model: what counts, and over whom the mean is."""
+
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+
+from fedcross.engines.grid import identify
+from fedcross.server.evaluation import across_clients
+from tests.support.slots import federation
+from tests.support.virtual import Clock
+
+
+class Claims:
+    """Client i, on node i + 1, claims the i-th accuracy."""
+
+    blocking = True
+
+    def __init__(self, *accuracies):
+        identify()
+        self.accuracies, self.partitions, self.sent = accuracies, {i + 1: i for i in range(len(accuracies))}, []
+
+    def get_node_ids(self):
+        return list(self.partitions)
+
+    def push_messages(self, messages):
+        for number, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = f"m{number}"
+            self.sent.append(message)
+        return [message.metadata.message_id for message in self.sent]
+
+    def pull_messages(self, message_ids):
+        return [
+            Message(RecordDict({"metrics": MetricRecord({"accuracy": accuracy})}), reply_to=message)
+            for message, accuracy in zip(self.sent, self.accuracies, strict=True)
+        ]
+
+
+def test_an_accuracy_that_is_none_does_not_count(monkeypatch):
+    """Of .5, 7, -1, NaN, the number 1 and .7 the first and the last count: their mean is .6."""
+    driver, _ = federation(Clock(monkeypatch))
+    found = across_clients(driver, Claims(0.5, 7.0, -1.0, float("nan"), 1, 0.7), 1)
+    assert found["client_accuracy"] == {"0": 0.5, "5": 0.7}
+    assert found["client_accuracy_mean"] == pytest.approx(0.6)
+    assert found["client_accuracy_worst_tenth"] == 0.5
