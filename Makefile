@@ -14,7 +14,7 @@ COMPILED := .venv/.compiled
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
-.PHONY: demo test unit reliability nightly compose check bench docs sbom audit clean lock
+.PHONY: demo wheel test unit reliability nightly compose check bench docs sbom audit clean lock
 .DEFAULT_GOAL := help
 
 help:
@@ -64,6 +64,13 @@ nightly: $(READY)
 # Tests the compose federation; needs a container engine, and BASE_IMAGE where the Dockerfile's cannot be fetched.
 compose: $(READY)
 	$(BIN)/python -m pytest -s --timeout 2400 -m compose tests/e2e/test_compose.py
+
+# Installs the wheel into an empty environment of PYTHON and runs a first federation there.
+wheel: .boot/bin/uv
+	rm -rf build/wheel && .boot/bin/uv build --quiet --wheel --out-dir build/wheel .
+	.boot/bin/uv venv --quiet --python $(PYTHON) build/wheel/env
+	VIRTUAL_ENV=build/wheel/env .boot/bin/uv pip install --quiet --constraint requirements.lock build/wheel/*.whl
+	cd build/wheel && env/bin/fedcross method=fedcross task=digits rounds=3 output=run
 
 check: $(READY)
 	$(BIN)/ruff check .
