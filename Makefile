@@ -5,6 +5,7 @@
 # make docs    writes the reference and results pages, and the docs site in site/
 # make sbom    writes the bill of materials, with licences, of what the lock names
 # make audit   asks whether the locked packages have known vulnerabilities
+# make wheel   installs the wheel into an empty environment of PYTHON and runs a first federation there
 # make compose tests the compose federation: image, three clients, attacks (needs a container engine)
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -18,7 +19,7 @@ export FLWR_DISABLE_UPDATE_CHECK := 1
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,8s/^# //p' Makefile
+	@sed -n '1,9s/^# //p' Makefile
 
 .boot/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedcross needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): make demo PYTHON=python3.12"; exit 1; }

@@ -209,7 +209,7 @@ def _parse_header(name: str, data: bytes, shape: tuple[int, ...], dtype: str) ->
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         found_shape, fortran, found_dtype = read(head, max_header_size=1024)
     except Exception as error:
-        # numpy raises ValueError, but its header parser has been seen to raise SyntaxError, TokenError and TypeError.
+        # numpy raises ValueError; its header parser also raises SyntaxError, TokenError and TypeError.
         raise UploadError("malformed_array", f"{name}: no readable .npy header") from error
     if found_shape != shape or found_dtype != np.dtype(dtype):
         raise UploadError("malformed_array", f"{name}: header and declaration disagree")
