@@ -50,6 +50,12 @@ def test_own_test_part_goes_through_the_clients_permutation():
 
 
 @pytest.mark.slow
+def test_an_asynchronous_round_reports_mean_and_spread(tmp_path: Path) -> None:
+    found = run(tmp_path, "method=fedbuff", "evaluate_local=true", "rounds=2").driver.report.metrics
+    assert {"local_accuracy", "local_accuracy_worst_tenth", "local_accuracy_std"} <= found.keys()
+
+
+@pytest.mark.slow
 def test_round_reports_the_participants_mean(tmp_path: Path):
     session = run(tmp_path, "evaluate_local=true", "evaluate_every=2", "rounds=3", "train.epochs=3", "train.lr=0.1")
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -43,6 +43,7 @@ def test_all_faults_are_told_at_once():
         (["stop.metric=test_loss"], "stop.patience"),
         (["privacy.enabled=true", "evaluate_local=true"], "evaluate_local"),
         (["privacy.enabled=true", "method=scaffold"], "scaffold"),
+        (["privacy.enabled=true", "method=mofedsam"], "number of examples"),
         (["method=solo", "evaluate_clients=true"], "no global model"),
         (["method.alpha=0.49"], "method.alpha"),
         (["method=fedavg", "clock=real"], "waits for whole rounds"),

@@ -33,6 +33,8 @@ def test_the_mean_of_the_tail_by_hand():
     """The last two of four rounds count: 4, then (4 + 2) / 2."""
     assert curve([9, 7, 4, 2], average="tail", average_from=0.5) == [9, 7, 4, 3]
     assert curve([9, 7, 5], average="tail", average_from=0) == [9, 8, 7]
+    found = curve(range(1, 101), average="tail", average_from=0.29)  # as a float, .29 of 100 is a little below 29
+    assert found[28:32] == [29, 30, 30.5, 31]
 
 
 def test_it_is_evaluated_and_never_sent(clock):

@@ -87,6 +87,12 @@ def test_nodes_of_another_app_are_numbered(clock):
     assert nodes.online == {0: 20, 1: 30}
 
 
+def test_nodes_of_another_app_stay_out_where_others_tell_their_partition(clock):
+    nodes, grid = Ledger(RoundSettings()).nodes, Grid(clock, {11: 0, 20: "foreign"})
+    assert nodes.wait_for(grid, 1, 120) == [0]
+    assert nodes.refresh(grid) == [0]  # also when only they are asked
+
+
 def test_the_key_that_was_registered_first_holds_a_partition(clock):
     ledger = Ledger(RoundSettings())
     nodes = ledger.nodes

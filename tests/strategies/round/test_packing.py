@@ -47,6 +47,23 @@ def same(a, b):
     return repr(a) == repr(b)
 
 
+def test_pools_in_dictionaries_and_tuples_come_back():
+    def pool(value):
+        made = Pool(Layout.of({"w": np.zeros(2, np.float32)}), 1)
+        made.write(0, {"w": np.full(2, value, np.float32)})
+        return made
+
+    packed = pack(State(odd={"a": pool(1), 2: (pool(3), [pool(4)])}))
+    again = unpack(packed, State(odd={"a": pool(0), 2: (pool(0), [pool(0)])})).odd
+    found = [again["a"], again[2][0], again[2][1][0]]
+    assert [one.model(0)["w"].tolist() for one in found] == [[1, 1], [3, 3], [4, 4]]
+
+
+def test_two_arrays_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match=r"a\.b"):
+        pack(State(odd={"a.b": np.zeros(1), "a": {"b": np.ones(1)}}))
+
+
 def test_every_kind_comes_back():
     packed = pack(FULL)
     again = unpack(Packed(packed.arrays, loads_exact(dumps_exact(packed.values))), State())
