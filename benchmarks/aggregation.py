@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
+import timeit
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 
 import pandas as pd
 import torch
@@ -50,12 +51,7 @@ def read_and_scale(flat: torch.Tensor) -> None:
 
 def timed(action: Callable[[], object], repeats: int) -> float:
     """Return the median seconds of `action`, without the first call."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return float(pd.Series(times[1:]).median())
+    return median(timeit.repeat(action, number=1, repeat=repeats + 1)[1:])
 
 
 def measure(quick: bool) -> pd.DataFrame:
@@ -79,7 +75,7 @@ def measure(quick: bool) -> pd.DataFrame:
             for _ in range(k)
         ]
         flat = torch.rand(k * sum(x.numel() for x in start.values()))
-        ours = float(rounds["seconds_aggregation"].median())
+        ours = float(rounds["seconds_aggregation"].iloc[1:].median())
         bound = timed(partial(read_and_scale, flat), 3)
         loop = timed(partial(plain_loop, models), 1 if quick else 3)
         rows.append({"model": model, "K": k, "pool MB": flat.numel() * 4 / 1e6, "fedcross s": ours})

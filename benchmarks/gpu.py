@@ -21,8 +21,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +33,14 @@ import torch
 
 import fedcross
 from benchmarks.harness import Workload, images, machine
-from fedcross.core.errors import FedcrossError
 
 RIGHT = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest distance of a model from the CPU's, as a share of what training changed."""
 MODELS = ("lenet5", "resnet20", "vgg16_bn")
-"""Models of ``right``, ``steps`` and ``memory``."""
-METHODS = ("fedavg", "fedcross", "scaffold", "fedfan")
-"""Methods of ``rounds``."""
+METHODS = ("fedcross", "fedavg", "scaffold", "fedfan")
 ENGINES = {"local": ["engine=local", "engine.workers=1"], "batched": ["engine=batched"]}
 
 Found = dict[str, Any]
-Line = tuple[str, Callable[[], Found]]
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,6 @@ class Place:
     device: str
     tiny: bool
     folder: Path
-
-    @property
-    def gpu(self) -> bool:
-        """Whether the device is a GPU."""
-        return self.device != "cpu"
-
-    @property
-    def models(self) -> list[str]:
-        """Names of the models to measure."""
-        return list(MODELS[: 1 if self.tiny else None])
 
     def work(self, model: str = "lenet5") -> Workload:
         """Return the workload of a round."""
@@ -119,99 +107,64 @@ def distance(one: dict[str, np.ndarray[Any, Any]], other: dict[str, np.ndarray[A
     return float(np.sqrt(sum(((other[name] - array) ** 2).sum() for name, array in one.items())))
 
 
-def right(place: Place) -> Iterator[Line]:
+def right(place: Place, model: str, engine: str, precision: str) -> Found:
     """Is a model that was trained here the CPU's? Its distance as a share of what training changed."""
-    for model in place.models:
-        for engine, settings in ENGINES.items():
-            for precision in ("float32",) if place.tiny else RIGHT:
-
-                def line(model: str = model, settings: list[str] = settings, precision: str = precision) -> Found:
-                    cpu = run(place, model, *ENGINES["local"], device="cpu", rounds=1)
-                    here = run(place, model, *settings, f"train.precision={precision}", rounds=1)
-                    share = distance(cpu.model, here.model) / cpu.moved
-                    return {"share": share, "limit": RIGHT[precision], "ok": share <= RIGHT[precision]}
-
-                yield f"{model} {engine} {precision}", line
+    cpu = run(place, model, *ENGINES["local"], device="cpu", rounds=1)
+    here = run(place, model, *ENGINES[engine], f"train.precision={precision}", rounds=1)
+    share = distance(cpu.model, here.model) / cpu.moved
+    return {"share": share, "limit": RIGHT[precision], "ok": share <= RIGHT[precision]}
 
 
-def recorded(place: Place) -> Iterator[Line]:
+def recorded(place: Place, model: str) -> Found:
     """Does a recorded step (CUDA graph) give the called step's model, and how much faster is it?"""
-    for model in place.models:
-
-        def line(model: str = model) -> Found:
-            called = run(place, model, "engine=batched", "engine.cuda_graph=false", rounds=3)
-            graph = run(place, model, "engine=batched", "engine.cuda_graph=true", rounds=3)
-            share = distance(called.model, graph.model) / called.moved
-            times = [float(one.metrics["seconds_training"].iloc[-1]) for one in (called, graph)]
-            told = {"called s": times[0], "recorded s": times[1], "times faster": times[0] / times[1]}
-            return {"share": share, **told, "ok": share <= RIGHT["float32"]}
-
-        yield model, line
+    called = run(place, model, "engine=batched", "engine.cuda_graph=false", rounds=3)
+    graph = run(place, model, "engine=batched", "engine.cuda_graph=true", rounds=3)
+    share = distance(called.model, graph.model) / called.moved
+    times = [float(one.metrics["seconds_training"].iloc[-1]) for one in (called, graph)]
+    told = {"called s": times[0], "recorded s": times[1], "times faster": times[0] / times[1]}
+    return {"share": share, **told, "ok": share <= RIGHT["float32"]}
 
 
-def steps(place: Place) -> Iterator[Line]:
+def steps(place: Place, model: str, engine: str, precision: str) -> Found:
     """How many milliseconds does a step take in a round, by model, engine and precision?"""
-    for model in place.models:
-        for engine, settings in ENGINES.items():
-            for precision in ("float32",) if place.tiny else ("float32", "tf32", "bfloat16"):
-
-                def line(model: str = model, settings: list[str] = settings, precision: str = precision) -> Found:
-                    work = place.work(model)
-                    done = run(place, model, *settings, f"train.precision={precision}", rounds=2 if place.tiny else 4)
-                    count = work.drawn * work.epochs * -(-work.examples // work.batch)
-                    return {"ms a step": 1000 * float(done.metrics["seconds_training"].iloc[1:].median()) / count}
-
-                yield f"{model} {engine} {precision}", line
+    work = place.work(model)
+    done = run(place, model, *ENGINES[engine], f"train.precision={precision}", rounds=2 if place.tiny else 4)
+    count = work.drawn * work.epochs * -(-work.examples // work.batch)
+    return {"ms a step": 1000 * float(done.metrics["seconds_training"].iloc[1:].median()) / count}
 
 
-def rounds(place: Place) -> Iterator[Line]:
+def rounds(place: Place, method: str, engine: str) -> Found:
     """How many seconds does a round take, by method and engine? With the first round apart."""
-    for method in METHODS[: 2 if place.tiny else None]:
-        for engine, settings in ENGINES.items():
-
-            def line(method: str = method, settings: list[str] = settings) -> Found:
-                done = run(place, "lenet5", f"method={method}", *settings, rounds=2 if place.tiny else 10)
-                seconds = done.metrics["seconds"]
-                return {"s/round": float(seconds.iloc[1:].median()), "first s": float(seconds.iloc[0])}
-
-            yield f"{method} {engine}", line
+    done = run(place, "lenet5", f"method={method}", *ENGINES[engine], rounds=2 if place.tiny else 10)
+    seconds = done.metrics["seconds"]
+    return {"s/round": float(seconds.iloc[1:].median()), "first s": float(seconds.iloc[0])}
 
 
-def memory(place: Place) -> Iterator[Line]:
+def memory(place: Place, model: str, engine: str) -> Found:
     """How much GPU memory does a round take, and does it grow over rounds?"""
-    for model in place.models:
-        for engine, settings in ENGINES.items():
-
-            def line(model: str = model, settings: list[str] = settings) -> Found:
-                few = run(place, model, *settings, rounds=1 if place.tiny else 2).peak
-                more = run(place, model, *settings, rounds=2 if place.tiny else 8).peak
-                return {"MiB": few, "MiB after more rounds": more, "ok": not place.gpu or more <= 1.1 * few + 64}
-
-            yield f"{model} {engine}", line
+    few = run(place, model, *ENGINES[engine], rounds=1 if place.tiny else 2).peak
+    more = run(place, model, *ENGINES[engine], rounds=2 if place.tiny else 8).peak
+    return {"MiB": few, "MiB after more rounds": more, "ok": place.device == "cpu" or more <= 1.1 * few + 64}
 
 
-def determinism(place: Place) -> Iterator[Line]:
+def determinism(place: Place, engine: str) -> Found:
     """Does ``train.deterministic`` give the same model twice, and what does it cost?"""
-    for engine, settings in ENGINES.items():
-
-        def line(settings: list[str] = settings) -> Found:
-            free = run(place, "lenet5", *settings)
-            one, two = (run(place, "lenet5", *settings, "train.deterministic=true") for _ in range(2))
-            same = all(np.array_equal(array, two.model[name]) for name, array in one.model.items())
-            times = [float(done.metrics["seconds"].iloc[-1]) for done in (free, one)]
-            return {"same": same, "times slower": times[1] / times[0], "ok": same}
-
-        yield f"lenet5 {engine}", line
+    free = run(place, "lenet5", *ENGINES[engine])
+    one, two = (run(place, "lenet5", *ENGINES[engine], "train.deterministic=true") for _ in range(2))
+    same = all(np.array_equal(array, two.model[name]) for name, array in one.model.items())
+    times = [float(done.metrics["seconds"].iloc[-1]) for done in (free, one)]
+    return {"same": same, "times slower": times[1] / times[0], "ok": same}
 
 
-QUESTIONS: dict[str, Callable[[Place], Iterator[Line]]] = {
-    "right": right,
-    "recorded": recorded,
-    "steps": steps,
-    "rounds": rounds,
-    "memory": memory,
-    "determinism": determinism,
+QUESTIONS: dict[str, tuple[Callable[..., Found], list[Sequence[str]]]] = {
+    "right": (right, [MODELS, [*ENGINES], [*RIGHT]]),
+    "recorded": (recorded, [MODELS]),
+    "steps": (steps, [MODELS, [*ENGINES], ["float32", "tf32", "bfloat16"]]),
+    "rounds": (rounds, [METHODS, [*ENGINES]]),
+    "memory": (memory, [MODELS, [*ENGINES]]),
+    "determinism": (determinism, [[*ENGINES]]),
 }
+"""Question -> its function and the values of each argument. ``--tiny`` takes one model, method and precision."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -235,7 +188,9 @@ def main(arguments: list[str] | None = None) -> int:
         images(place.work(), place.folder)
         for question in given.only:
             lines = report["questions"].setdefault(question, {})
-            for title, line in QUESTIONS[question](place):
+            measure, values = QUESTIONS[question]
+            for case in product(*(v[:1] if given.tiny and v != [*ENGINES] else v for v in values)):
+                title, line = " ".join(case), partial(measure, place, *case)
                 lines[title] = _measured(line) if time.monotonic() - began < given.seconds else {"left out": "no time"}
                 failed += not lines[title].get("ok", "left out" not in lines[title])
                 print(f"{question}: {title}: {_text(lines[title])}", flush=True)
@@ -248,14 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _measured(line: Callable[[], Found]) -> Found:
     try:
         return line()
-    except (
-        RuntimeError,
-        ValueError,
-        LookupError,
-        ArithmeticError,
-        OSError,
-        FedcrossError,
-    ) as error:  # one line's fault; the report says it and the exit code is 1
+    except Exception as error:  # noqa: BLE001 - one line's fault; the report says it and the exit code is 1
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}", "ok": False}
 

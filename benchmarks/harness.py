@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import platform
@@ -14,12 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import pandas as pd
-
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ def scratch(work: Workload) -> Iterator[Path]:
 
 
 def fedcross_rounds(settings: Sequence[str], rounds: int) -> pd.DataFrame:
-    """Run `rounds` rounds of `settings` in a folder of their own and return their metrics without the first round.
+    """Run `rounds` rounds of `settings` in a folder of their own and return their metrics.
+
+    ``seconds`` are those from the end of one round to the end of the next, with its checkpoint and records.
 
     Raises
     ------
@@ -80,17 +82,23 @@ def fedcross_rounds(settings: Sequence[str], rounds: int) -> pd.DataFrame:
     """
     import fedcross
 
-    with tempfile.TemporaryDirectory(prefix="fedcross-bench-run-") as name, contextlib.redirect_stdout(io.StringIO()):
-        run = fedcross.run(*settings, f"rounds={rounds}", f"output={name}/run")
-        metrics = run.metrics
+    events = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory(prefix="fedcross-bench-run-") as name,
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(events),
+    ):
+        metrics = fedcross.run(*settings, f"rounds={rounds}", "log.format=json", f"output={name}/run").metrics
     if metrics["dropped"].any():
         raise RuntimeError(f"{metrics['dropped'].sum()} clients were lost")
-    return metrics.iloc[1:] if len(metrics) > 1 else metrics
+    told = [json.loads(line) for line in events.getvalue().splitlines() if line.startswith("{")]
+    ends = [datetime.fromisoformat(one["time"]) for one in told if one["event"] in ("run_started", "round_finished")]
+    return metrics.assign(seconds=[(b - a).total_seconds() for a, b in itertools.pairwise(ends)])
 
 
-def seconds(settings: Sequence[str], rounds: int) -> Callable[[], float]:
-    """Return a call that runs a block of fedcross rounds and returns the median seconds of one."""
-    return lambda: float(fedcross_rounds(settings, rounds + 1)["seconds"].median())
+def second_round(*settings: str) -> Callable[[], float]:
+    """Return a call that runs fedcross for two rounds and returns the seconds of the second one."""
+    return lambda: float(fedcross_rounds(settings, 2)["seconds"].iloc[1])
 
 
 def in_turns(contestants: Mapping[str, Callable[[], float]], turns: int, reference: str) -> pd.DataFrame:
@@ -108,14 +116,11 @@ def in_turns(contestants: Mapping[str, Callable[[], float]], turns: int, referen
                 print(f"  {name}: {found[name][-1]:.3f} s", file=sys.stderr, flush=True)
             except RuntimeError as error:
                 reasons[name] = str(error)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = [{"contestant": f"{name}: {reason}"} for name, reason in reasons.items()]
     for name, times in found.items():
-        if name in reasons:
-            rows.append({"contestant": f"{name}: {reasons[name]}"})
-            continue
-        ratios = np.divide(times, found[reference])
-        spread = f"{min(times):.3g} to {max(times):.3g}"
-        rows.append({"contestant": name, "s/round": np.median(times), "spread": spread, "ratio": np.median(ratios)})
+        if name not in reasons:
+            row = {"contestant": name, "s/round": median(times), "spread": f"{min(times):.3g} to {max(times):.3g}"}
+            rows.append(row | {"ratio": median(np.divide(times, found[reference]).tolist())})
     return pd.DataFrame(rows)
 
 
@@ -129,7 +134,7 @@ def child(code: str, *arguments: object) -> dict[str, Any]:
     """
     tail = "\nimport resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
     command = [sys.executable, "-c", code + tail, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=DOCUMENT.parent.parent)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
     *_, found, peak = done.stdout.strip().splitlines()
@@ -151,13 +156,3 @@ def markdown(table: pd.DataFrame) -> str:
     text = table.map(lambda cell: "" if pd.isna(cell) else f"{cell:.3g}" if isinstance(cell, float) else str(cell))
     rows = [list(map(str, table.columns)), ["---"] * table.shape[1], *text.to_numpy().tolist()]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
-
-
-def write_section(name: str, text: str, document: Path = DOCUMENT) -> None:
-    """Put `text` between the marks of section `name` of the document, at its end if it is new."""
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    page = document.read_text(encoding="utf-8") if document.exists() else "# Performance\n"
-    head, found, rest = page.partition(begin)
-    rest = rest.partition(end)[2] if found else "\n"
-    head = head if found else head.rstrip() + "\n\n"
-    document.write_text(f"{head}{begin}\n{text.strip()}\n{end}{rest}", encoding="utf-8")

@@ -1,92 +1,155 @@
-"""A round of FedAvg: fedcross against other frameworks, each in an environment of its own, in turns.
+"""A round of FedAvg: fedcross against a textbook loop and other frameworks, in turns.
 
-Each environment also uses the packages of this one (the same torch), after its own. A peer that cannot be installed or
-fails is listed with the reason. :mod:`benchmarks.peer_rounds` runs in their environments.
+Each framework runs :mod:`benchmarks.peer_rounds` in an environment of its own below the folder ``FEDCROSS_PEERS``,
+which also uses the packages of this environment (the same torch). PFLlib and the FedCross authors' code are programs:
+they take part if their checkouts lie in that folder. A framework that cannot run is listed with the reason.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
-import numpy as np
 import pandas as pd
 
-from benchmarks.engine import REFERENCE, loop
-from benchmarks.harness import Workload, in_turns, scratch, seconds
+from benchmarks.harness import Workload, in_turns, scratch, second_round
 
-PEERS = {
-    "pfl": ("pfl==0.6.0", "pfl-research, two processes"),
-    "fluke": ("fluke-fl==0.8.1", "fluke, one process, two threads"),
-    "blazefl": ("blazefl==2.0.3", "BlazeFL, thread pool of two, without momentum"),
-}
-"""Peer -> its package, and how the table calls it."""
-OPTIONS = {"blazefl": ["--ignore-requires-python", "--no-deps"]}
-ENVIRONMENTS = Path("~/.cache/fedcross/peers").expanduser()
+REFERENCE = "textbook loop, two processes"
+FOLDER = Path(os.environ.get("FEDCROSS_PEERS", "~/.cache/fedcross/peers")).expanduser()
 PATIENCE_S = 600.0
 
 
-def environment(name: str) -> Path:
+class Program(NamedTuple):
+    """A contestant: what ``pip install`` gets, if it needs more; torch's threads per process; the checkout it needs."""
+
+    title: str
+    install: str = ""
+    threads: int = 1
+    checkout: str = ""
+
+
+LOOPS = {"textbook": Program(REFERENCE), "tuned": Program("tuned loop, two processes")}
+PEERS = {
+    "pfl": Program("pfl-research, two processes", "pfl==0.6.0"),
+    "fluke": Program("fluke, one process, two threads", "fluke-fl==0.8.1", 2),
+    # BlazeFL asks for Python 3.12; its code runs on 3.11, the Python of the others.
+    "blazefl": Program("BlazeFL, thread pool of two", "--ignore-requires-python --no-deps blazefl==2.0.3"),
+    "pfllib": Program("PFLlib, one process, two threads", "h5py==3.14.0", 2, "PFLlib"),
+    "lab": Program("the FedCross authors' code, one process, two threads", "", 2, "Federated_Learning"),
+}
+
+
+def environment(name: str, install: str) -> Path:
     """Return the Python of the environment of peer `name`; make the environment if needed.
 
     Raises
     ------
     RuntimeError
-        If the package cannot be installed.
+        If the packages cannot be installed.
     """
-    folder, package = ENVIRONMENTS / name, PEERS[name][0]
+    folder = FOLDER / "env" / name
     python = folder / "bin" / "python"
-    if (folder / "ready").exists():
-        return python
-    site = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages/shared.pth"
-    install = [str(python), "-m", "pip", "install", "--quiet", *OPTIONS.get(name, []), package]
+    site = folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     try:
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True)
-        (folder / site).write_text(sysconfig.get_paths()["purelib"] + "\n")
-        subprocess.run(install, check=True, capture_output=True, timeout=PATIENCE_S)
+        if not (ready := (folder / "ready").exists()):
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, capture_output=True)
+        (site / "shared.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+        if not ready:
+            command = [str(python), "-m", "pip", "install", "--quiet", *install.split()]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+            (folder / "ready").touch()
     except (subprocess.SubprocessError, OSError) as error:
-        raise RuntimeError(f"not installed ({type(error).__name__})") from error
-    (folder / "ready").touch()
+        raise RuntimeError(f"not installed: {_reason(str(getattr(error, 'stderr', error)))}") from error
     return python
 
 
-def peer(name: str, work: Workload, folder: Path, rounds: int) -> Callable[[], float]:
-    """Return a call that does `rounds` rounds in another framework and returns the median seconds of one."""
+def _reason(text: str) -> str:
+    """Return the last line of `text` that names an error."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line and "ChildFailedError" not in line]
+    return (named or lines or ["no message"])[-1][:200]
 
-    def block() -> float:
-        (folder / "work.json").write_text(json.dumps(asdict(work) | {"rounds": rounds + 1}))
+
+class Peer:
+    """The process of a contestant. A call does a round; it raises a RuntimeError with the reason if that cannot be."""
+
+    def __init__(self, name: str, work: Workload, folder: Path) -> None:
+        self.process: Any = None
+        self.log = (folder / f"{name}.log").open("w+")
+        self.problem = ""
+        try:
+            self._start(name, work, folder)
+        except RuntimeError as error:
+            self.problem = str(error)
+
+    def _start(self, name: str, work: Workload, folder: Path) -> None:
+        _, install, threads, checkout = (LOOPS | PEERS)[name]
+        if not (place := FOLDER / checkout).is_dir() and checkout:
+            raise RuntimeError(f"no checkout {checkout} in the folder FEDCROSS_PEERS")
+        python = environment(name, install) if install else sys.executable
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"] if name == "pfl" else []
-        script = str(Path(__file__).with_name("peer_rounds.py"))
-        threads = {"OMP_NUM_THREADS": "2" if name == "fluke" else "1", "PFL_PYTORCH_DEVICE": "cpu"}
-        done = subprocess.run(
-            [str(environment(name)), *launch, script, name, str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE_S,
-            env={**os.environ, **threads},
-        )
-        if done.returncode:
-            raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1][:200])
-        return float(np.median(json.loads((folder / "seconds.json").read_text())[1:]))
+        script = Path(__file__).with_name("peer_rounds.py")
+        settings = {"OMP_NUM_THREADS": str(threads), "PFL_PYTORCH_DEVICE": "cpu", "WANDB_MODE": "disabled"}
+        command = [*map(str, [python, *launch, script, name, folder, place]), json.dumps(asdict(work))]
+        streams: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log, "text": True}
+        self.process = subprocess.Popen(command, env=os.environ | settings, cwd=folder, **streams)
 
-    return block
+    def __call__(self) -> float:
+        """Do a round; return its seconds."""
+        if self.problem:
+            raise RuntimeError(self.problem)
+        try:
+            print(file=self.process.stdin, flush=True)
+            if not select.select([self.process.stdout], [], [], PATIENCE_S)[0]:
+                raise RuntimeError(f"no answer within {PATIENCE_S:.0f} s")
+            return float(self.process.stdout.readline())
+        except (OSError, ValueError) as error:
+            self.log.seek(0)
+            raise RuntimeError(_reason(self.log.read())) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None:
+            try:
+                self.process.communicate(timeout=10)  # the end of its input ends it
+            except subprocess.TimeoutExpired:
+                self.process.terminate()
+                self.process.wait()
+        self.log.close()
 
 
-def measure(quick: bool) -> pd.DataFrame:
-    """Return the table of one workload."""
-    work = Workload(clients=10, examples=50, drawn=2, epochs=1) if quick else Workload("cnn_w")
-    rounds, turns = (1, 1) if quick else (3, 3)
-    with scratch(work) as folder:
-        contestants = {
-            REFERENCE: loop(work, rounds, tuned=False),
-            "fedcross, two workers": seconds(work.settings(folder, "engine.workers=2"), rounds),
-            **{title: peer(name, work, folder, rounds) for name, (_, title) in PEERS.items()},
-        }
-        return in_turns(contestants, turns, REFERENCE)
+def compare(quick: bool, frameworks: bool) -> pd.DataFrame:
+    """Return the table of LeNet-5 and the larger CNN: other `frameworks`, or a tuned loop and bfloat16."""
+    tiny = Workload(clients=10, examples=50, drawn=2, epochs=1, batch=25)
+    parts = []
+    for work, turns in [(tiny, 1)] if quick else [(Workload(), 4), (Workload("cnn_w"), 3)]:
+        with scratch(work) as folder, ExitStack() as stack:
+            two = work.settings(folder, "engine.workers=2")
+            contestants: dict[str, Callable[[], float]] = {
+                title: stack.enter_context(Peer(name, work, folder))
+                for name, (title, *_) in (LOOPS | PEERS).items()
+                if name == "textbook" or (name in PEERS) == frameworks
+            }
+            for peer in contestants.values():  # a first round that does not count
+                with suppress(RuntimeError):
+                    peer()
+            contestants["fedcross, two workers"] = second_round(*two)
+            if not frameworks:
+                contestants["fedcross, bfloat16"] = second_round(*two, "train.precision=bfloat16")
+            parts.append(in_turns(contestants, turns, REFERENCE).assign(model=work.model))
+    return pd.concat(parts)
+
+
+measure = partial(compare, frameworks=True)
