@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import device_name
 from fedcross.strategies.filters.defence import JUDGED
-from fedcross.strategies.round.settings import FederationSettings
+from fedcross.strategies.round.settings import faults_of_visits
 
 if TYPE_CHECKING:
     from fedcross.conf.schema import RunConfig
@@ -103,16 +103,7 @@ def _clock_faults(config: RunConfig) -> list[str]:
         faults.append(f"clock=none: {name} is asynchronous. Choose clock=virtual, or clock=real on a network.")
     if clock == "real" and config.names["engine"] in SIMULATING:
         faults.append(f"clock=real: engine={config.names['engine']} simulates its clients. Choose clock=virtual.")
-    if config.defence.enabled:
-        faults.append(f"defence.enabled=true: it compares the uploads of a round, {name} gets them one by one.")
-    if config.compression.down != "float32":
-        faults.append(f"compression.down={config.compression.down}: {name} sends full models. Compress uploads only.")
-    usual = FederationSettings()
-    return faults + [
-        f"federation.{setting}: it is about whole rounds, {name} has none. Leave it unset."
-        for setting in ("min_replies", "enough_replies", "reassign", "hedge")
-        if getattr(config.federation, setting) != getattr(usual, setting)
-    ]
+    return faults + faults_of_visits(config.federation, config.defence, config.compression)
 
 
 def _privacy_faults(config: RunConfig) -> list[str]:

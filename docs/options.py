@@ -23,6 +23,7 @@ KEY = re.compile(
 )
 ENTRY = re.compile(r"^(\w+(?:, \w+)*) : .*\n((?:    .*\n|\n)+)", re.MULTILINE)
 WORDS = {int: "whole number", float: "number", str: "text", Path: "path", bool: "`true`, `false`", type(None): "`null`"}
+SCHEDULE = "number, or a schedule"
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
@@ -112,11 +113,14 @@ def settings(
         place = inside + name
         if name in skip or (name == "name" and get_origin(info.annotation) is not Literal):
             continue
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel) and not _scheduled(info):
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             yield from settings(info.annotation, f"{prefix}{name}.", source, f"{place}.")
             continue
         meaning = info.description or source.beside.get(place) or texts.get(name) or source.above.get(place) or ""
-        yield Setting(prefix + name, default(info, source.values, place), span(info.annotation, info.metadata), meaning)
+        values = span(info.annotation, info.metadata)
+        if info.examples and values == SCHEDULE:  # of words
+            values = f"{', '.join(f'`{word}`' for word in info.examples)}, or a schedule of them"
+        yield Setting(prefix + name, default(info, source.values, place), values, meaning)
 
 
 def default(info: FieldInfo, values: Mapping[str, Any], place: str) -> str:
@@ -146,22 +150,14 @@ def span(kind: Any, metadata: Any = ()) -> str:
         return ", ".join(f"`{value}`" for value in inner)
     if origin in (Union, types.UnionType):
         if any(isinstance(part, type) and part.__name__ == "Constant" for part in inner):
-            return "number, or a schedule"
+            return SCHEDULE
         parts = [span(part, metadata if part is not type(None) and part is not bool else ()) for part in inner]
         listed = [part for part in dict.fromkeys(parts) if part.startswith("`")]
         return " or ".join([part for part in parts if not part.startswith("`")] + [", ".join(listed)] * bool(listed))
     if origin in (tuple, list):
         return f"list of {span(inner[0])}"
-    if origin is dict or kind is dict:
+    if origin is dict or kind is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "mapping"
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        words = kind.__pydantic_generic_metadata__["args"]
-        return f"{span(words[0])}, or a schedule of them" if words else "mapping"
     flat = [one for entry in metadata for one in (entry.metadata if isinstance(entry, FieldInfo) else [entry])]
     limits = [f"{sign} {getattr(one, a):g}" for one in flat for a, sign in BOUNDS.items() if hasattr(one, a)]
     return " ".join([WORDS.get(kind, "any value"), *([", ".join(limits)] if limits else [])])
-
-
-def _scheduled(info: FieldInfo) -> bool:
-    """Return whether the setting is a choice that may change from round to round, not a group of settings."""
-    return isinstance(info.annotation, type) and bool(info.annotation.__pydantic_generic_metadata__["args"])

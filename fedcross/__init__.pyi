@@ -378,7 +378,7 @@ class FedCross(FlowerStrategy):
         selection: Literal["in_order", "highest_similarity", "lowest_similarity", "random", "least_similar_derangement"] = "lowest_similarity",
         similarity: Literal["cosine", "paper", "chunked", "euclidean", "manhattan"] = "cosine",
         part: Literal["parameters", "state"] = "parameters",
-        mode: Mapping[str, Any] | Any = ...,
+        mode: str | Mapping[str, Any] = "cross",
         propellers: int = 2,
         propeller_weighting: Literal["alpha", "equal", "each"] = "equal",
         first_stage: int = 0,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedcross.conf.compose import compose
 from fedcross.core.errors import ConfigError, StorageError, counted
+from fedcross.core.events import log_format
 from fedcross.server.command_line import checked_plan, read_plan, single
 from fedcross.server.export import network
 from fedcross.server.run_folder import saved_overrides, unused
@@ -85,7 +86,9 @@ def run(*overrides: str) -> Run:
     plan = read_plan(_texts(overrides))
     if plan.multirun:
         raise ConfigError("fedcross.run: these settings describe several runs (a sweep). Use fedcross.sweep.")
-    return _opened(single(plan.overrides), overrides)
+    with log_format("text"):  # log.format=json ends with the run
+        folder = single(plan.overrides)
+    return _opened(folder, overrides)
 
 
 class Sweep(list[Run]):

@@ -1,6 +1,6 @@
 """The audit trail ``audit.jsonl``: who was asked to train which slot, with which digests, and what became of it.
 
-The first line names the run. Each further line is on one request (:mod:`strategies.round.trail`) and carries the
+The first line names the run. Each further line is on one request (:mod:`strategies.round.slot`) and carries the
 SHA-256 of the line before. The newest checkpoint and ``result.json`` hold number and SHA-256 of the last line. A
 resumed run continues the chain at the line that its checkpoint names. Whoever can rewrite all of these can forge them.
 """

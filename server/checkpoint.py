@@ -29,7 +29,7 @@ from fedcross.server.run_folder import writing
 from fedcross.strategies.round.driver import Driver
 from fedcross.strategies.round.packing import Packed
 
-FORMAT = 3
+FORMAT = 4
 #: This version of fedcross; looking it up takes longer than the digest of a small model.
 VERSION = version("fedcross")
 #: File in the run's folder with the digest of every checkpoint, also of deleted ones; a round's last line counts.
@@ -118,13 +118,6 @@ class Checkpoints:
                 f"no state of this {type(driver.method).__name__} ({error}). Continue with the version that wrote it."
             )
             raise StorageError(f"{path}: {said}") from error
-        model = driver.global_model()
-        for name, array in driver.start.arrays.items():
-            if name in model and model[name].shape != array.shape:
-                raise StorageError(
-                    f"{path}: {name!r} has shape {model[name].shape}, this run's network {array.shape}. Continue with "
-                    "the network that wrote it."
-                )
 
     def _header(self, number: int) -> dict[str, str]:
         """Return the header of the checkpoint of round `number`, or raise a StorageError that says why it is no use."""

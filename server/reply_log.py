@@ -13,7 +13,8 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from logging import INFO, WARNING
 from pathlib import Path
@@ -31,9 +32,9 @@ from fedcross.strategies.pool.pool import Arrays
 from fedcross.strategies.wire.protocol import EXTRA
 
 CURE = "then resume, or set checkpoint.log=false"
-#: Names the node whose reply is being pulled, while it is.
+#: Names the nodes during whose replies a process of this run died, and the one whose reply is being pulled.
 PULLING = "pulling"
-MAGIC = b"FCL3"
+MAGIC = b"FCL4"
 #: Fields of an upload that the header of its record holds as they are.
 FIELDS = ("client", "slot", "num_examples", "metrics", "nbytes")
 _HEAD = struct.Struct("<4sQI")
@@ -49,28 +50,24 @@ class WriteAheadLog:
     def __init__(self, folder: Path, run: str, after: int) -> None:
         self.path = folder / "checkpoints" / "accepted.log"
         self.run, self._after = run, after
-        self._draws: dict[int, dict[str, Any]] = {}  # round -> its record
+        self._draws: dict[int, list[tuple[int, float]]] = {}  # round -> partitions and widths
         self._accepted: dict[tuple[int, int], list[Upload]] = {}  # (round, exchange) -> uploads
         self._over: set[tuple[int, int]] = set()
         self._order: list[tuple[int, int, float | None]] = []
         self._file: IO[bytes] | None = None  # opened when the first record is written
         with writing(self.path, CURE):
+            noted = self.path.with_name(PULLING)
+            self._deaths = [int(word) for word in noted.read_text().split()] if noted.is_file() else []
             self._good = self._read() if self.path.is_file() else 0
 
-    def available(self, number: int) -> list[int] | None:
-        """Return the partitions from which round `number` drew its clients; None if the round had not begun."""
-        found: list[int] | None = self._draws.get(number, {}).get("available")
-        return found
-
-    def widths(self, number: int) -> dict[int, float] | None:
-        """Return the widths that devices had told when round `number` was drawn; None if it depends on none."""
-        found = self._draws.get(number, {}).get("widths")
+    def drawn(self, number: int) -> dict[int, float] | None:
+        """Return partition -> width of its device, of those from which round `number` drew; None if it had not."""
+        found = self._draws.get(number)
         return None if found is None else dict(found)
 
-    def draw(self, number: int, available: Sequence[int], widths: Mapping[int, float] | None = None) -> None:
-        """Record from which partitions, of which `widths`, a round draws its clients; the first reply syncs it."""
-        facts: dict[str, Any] = {"kind": "draw", "round": number, "available": list(available)}
-        self._append(facts if widths is None else {**facts, "widths": list(widths.items())}, durable=False)
+    def draw(self, number: int, budgets: Mapping[int, float]) -> None:
+        """Record from which partitions, of which widths, a round draws its clients; the first reply syncs it."""
+        self._append({"kind": "draw", "round": number, "budgets": list(budgets.items())}, durable=False)
 
     def accepted(self, current: Round) -> list[Upload]:
         """Return the uploads accepted in this exchange; each upload is returned once."""
@@ -107,20 +104,17 @@ class WriteAheadLog:
         """Note which node's reply is pulled next; None: none is. A death of this process leaves the note."""
         with writing(self.path, CURE):
             own_folder(self.path.parent)
-            self.path.with_name(PULLING).write_text("" if node is None else str(node))
+            nodes = self._deaths if node is None else [*self._deaths, node]
+            self.path.with_name(PULLING).write_text(" ".join(map(str, nodes)))
 
     def killers(self) -> list[int]:
-        """Return the node during whose reply an earlier process died, if one did."""
-        try:
-            noted = self.path.with_name(PULLING).read_text()
-        except FileNotFoundError:
-            return []
-        return [int(noted)] if noted.isdecimal() else []
+        """Return the nodes during whose replies processes died twice since the checkpoint: once can be chance."""
+        return [node for node, deaths in Counter(self._deaths).items() if deaths > 1]
 
     def restart(self, after: int) -> None:
         """Empty the log, because the checkpoint of round `after` is on disk."""
         self.close()
-        self._after, self._good = after, 0
+        self._after, self._good, self._deaths = after, 0, []
         self._open()
 
     def close(self) -> None:
@@ -167,7 +161,7 @@ class WriteAheadLog:
 
     def _take(self, facts: dict[str, Any], arrays: Arrays) -> None:
         if facts["kind"] == "draw":
-            self._draws[facts["round"]] = facts
+            self._draws[facts["round"]] = facts["budgets"]
         if facts["kind"] not in ("end", "reply"):
             return
         place = facts["round"], facts["exchange"]

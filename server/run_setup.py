@@ -14,7 +14,7 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import key
 from fedcross.engines.job import engine_of
 from fedcross.strategies.method import Start
-from fedcross.strategies.parts.pooled import Slots
+from fedcross.strategies.parts.pooled import Pooled
 from fedcross.strategies.parts.widths import holds
 from fedcross.strategies.pool.pool import Arrays
 from fedcross.strategies.round.clock import budgets_of, clock_of
@@ -88,7 +88,7 @@ def check_run(config: RunConfig, task: Task, clients: int) -> list[str]:
     if not budgets or config.names["engine"] not in SIMULATING:  # on a network nodes tell their own, and more may come
         return []
     widest = max(budgets.values())
-    slots = method.slot_widths(config.clients_per_round) if isinstance(method, Slots) else []
+    slots = method.slot_widths(config.clients_per_round) if isinstance(method, Pooled) else []
     if not holds(widest, widths[0 if slots else -1]):
         raise ConfigError(
             f"method.widths={widths[0 if slots else -1].ratio:g}: no device can hold it, the widest is {widest:g} "

@@ -14,7 +14,7 @@ from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
 from fedcross.strategies.method import Round, Task, Upload
 from fedcross.strategies.parts.corners import OneModelOfWidths, WidthState
-from fedcross.strategies.parts.widths import Ratio, check_widths, largest
+from fedcross.strategies.parts.widths import Different, Ratio, largest
 from fedcross.strategies.pool.pool import Array
 from fedcross.tasks.models.width import FULL, Corners, Width
 
@@ -22,6 +22,9 @@ from fedcross.tasks.models.width import FULL, Corners, Width
 ENOUGH = 0.5
 #: What an entry of the table of resources gains when a device is known to train just this model [C].
 PROOF = 3.0
+
+Starts = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), Different]
+Ratios = Annotated[tuple[Ratio, ...], Field(min_length=2), Different]
 
 
 class AdaptiveFLParams(Settings):
@@ -31,22 +34,19 @@ class AdaptiveFLParams(Settings):
     left out. The authors take layers 4, 6 and 8 of VGG-16 and blocks 2, 3 and 4 of ResNet-18.
     """
 
-    widths: tuple[Ratio, ...] = (1.0, 0.66, 0.4)
-    starts: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
+    widths: Ratios = (1.0, 0.66, 0.4)
+    starts: Starts = (0, 1, 2)
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        check_widths(self.widths)
-        if 1.0 not in self.widths or len(self.widths) < 2:
-            raise ValueError(f"widths {list(self.widths)}: give 1.0, the full model, and a smaller one at least")
-        if len(set(self.starts)) < len(self.starts):
-            raise ValueError(f"starts {list(self.starts)}: one of them is there twice")
+        if 1.0 not in self.widths:
+            raise ValueError(f"widths {list(self.widths)}: give 1.0, the full model, too")
         return self
 
 
 @dataclass
 class AdaptiveFLState(WidthState):
-    """The model of all widths, the two tables, and the width that each slot of this round drew and sent.
+    """The model of all widths, the two tables, and the width that each slot of this round sent.
 
     ``resources``: client -> how much speaks for its training each width (W,), the smallest first. ``counts``: client ->
     how often it got or was to return a model of each ratio, the narrowest first, from 1.
@@ -54,7 +54,6 @@ class AdaptiveFLState(WidthState):
 
     resources: dict[int, Array] = field(default_factory=dict)
     counts: dict[int, Array] = field(default_factory=dict)
-    drawn: dict[int, Width] = field(default_factory=dict)
     sent: dict[int, Width] = field(default_factory=dict)
 
 
@@ -72,10 +71,9 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
     State: one model, statistics for every width, the two tables; clients keep none. Wire: one model down, one up.
 
     Deviations: the server knows the widths of the devices, and sends at once what a device would have cut the model
-    down to; the tables see the model that was drawn. A device can hold the models of its width and below, from any
-    start; the authors draw its resources anew in each round. A lost request counts in curiosity as an answered one; the
-    table of resources learns from accepted uploads only. Batch normalisation keeps running statistics for each width;
-    the authors use the statistics of the batch.
+    down to. A device can hold the models of its width and below, from any start; the authors draw its resources anew in
+    each round. A lost request counts in curiosity as an answered one, and not in the table of resources. Batch
+    normalisation keeps running statistics for each width; the authors use the statistics of the batch.
     """
 
     State = AdaptiveFLState
@@ -84,13 +82,9 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
         """Return the full model, then the widths, each with its starts, the largest model first."""
         groups = max(len(corners.hidden), 1) if corners is not None else max(self.params.starts) + 1
         if min(self.params.starts) >= groups:
-            raise ConfigError(
-                f"method.starts={list(self.params.starts)}: this network has {groups} hidden dimensions, counted from "
-                "0, so every model would be the full one. 0 cuts all."
-            )
-        ratios = [ratio for ratio in sorted(self.params.widths, reverse=True) if ratio < 1]
-        starts = [start for start in sorted(self.params.starts, reverse=True) if start < groups]
-        return [FULL, *(Width(ratio, start) for ratio in ratios for start in starts)]
+            raise ConfigError(f"method.starts: this network has {groups} hidden dimensions, counted from 0.")
+        ratios, starts = sorted(self.params.widths, reverse=True)[1:], sorted(self.params.starts, reverse=True)
+        return [FULL, *(Width(ratio, start) for ratio in ratios for start in starts if start < groups)]
 
     def _draw(self, state: AdaptiveFLState, round: Round, count: int) -> list[Width]:
         """Return the model that each slot of a round draws."""
@@ -121,39 +115,34 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
 
     def width_for(self, state: AdaptiveFLState, round: Round, slot: int) -> Width | None:
         """Return the slot's model, or the largest smaller one that the device can hold."""
-        widths = state.model.widths
-        return largest(widths[widths.index(state.drawn[slot]) :], round.budget(round.clients[slot]))
+        widths, drawn = state.model.widths, self._draw(state, round, len(round.clients))[slot]
+        return largest(widths[widths.index(drawn) :], round.budget(round.clients[slot]))
 
     def dispatch(self, state: AdaptiveFLState, round: Round) -> list[Task]:
-        """Draw the models of this round and send them."""
-        state.drawn = dict(enumerate(self._draw(state, round, len(round.clients))))
+        """Send the models of this round."""
         tasks = super().dispatch(state, round)
         state.sent = {task.slot: task.width for task in tasks}
         return tasks
 
     def aggregate(self, state: AdaptiveFLState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Take the mean, and learn who returned what, and who was asked in vain."""
+        drawn, answered = self._draw(state, round, len(round.clients)), {upload.client for upload in uploads}
         for upload in uploads:
-            self.learn(state, upload.client, state.drawn[upload.slot], upload.task.width)
-        answered = {upload.client for upload in uploads}
+            self.learn(state, upload.client, drawn[upload.slot], upload.task.width)
         for slot, width in state.sent.items():
-            if (client := round.clients[slot]) not in answered:
-                self._count(state, client, state.drawn[slot], width)
+            if round.clients[slot] not in answered:
+                self.learn(state, round.clients[slot], drawn[slot], width, answered=False)
         return super().aggregate(state, round, uploads)
 
-    def learn(self, state: AdaptiveFLState, client: int, sent: Width, returned: Width) -> None:
-        """Enter into the tables that a client got the model `sent` and returned `returned` [C]."""
-        table, place = self._tables(state, client)[0], state.model.widths[::-1].index(returned)
-        if returned == sent:
+    def learn(self, state: AdaptiveFLState, client: int, sent: Width, returned: Width, answered: bool = True) -> None:
+        """Enter into the tables that a client got the model `sent` and returned (or was to) `returned` [C]."""
+        table, counts = self._tables(state, client)
+        place = state.model.widths[::-1].index(returned)
+        if answered and returned == sent:
             table[place:] += 1
             table[place] += PROOF if sent == FULL else 0
-        else:
+        elif answered:
             table[place] += PROOF
-            punishment = np.arange(1, len(table) - place)
-            table[place + 1 :] = np.maximum(table[place + 1 :] - punishment, 0)
-        self._count(state, client, sent, returned)
-
-    def _count(self, state: AdaptiveFLState, client: int, sent: Width, returned: Width) -> None:
-        """Enter into curiosity's table that a client got the model `sent`, to return the model `returned`."""
+            table[place + 1 :] = np.maximum(table[place + 1 :] - np.arange(1, len(table) - place), 0)
         for width in (returned, sent):
-            self._tables(state, client)[1][sorted(self.params.widths).index(width.ratio)] += 1
+            counts[sorted(self.params.widths).index(width.ratio)] += 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from logging import WARNING
 from typing import Any
 
@@ -27,7 +27,7 @@ from fedcross.strategies.wire.protocol import Payload, check_metrics
 from fedcross.strategies.wire.records import Spec, decode
 
 #: Options of the classic API for numbers of clients; seconds between two looks at the connected clients.
-COUNTS, LOOK_S = ("fraction_fit", "min_fit_clients", "min_available_clients"), 0.5
+COUNTS, LOOK_S = {"fraction_fit", "min_fit_clients", "min_available_clients"}, 0.5
 #: Settings of the rounds that count under Flower's classic server.
 KEPT = frozenset({"seed", "clients_per_round", "min_clients", "wait_s", "min_replies", "defence"})
 
@@ -42,30 +42,19 @@ class ClassicFedCross(FedAvg):
     ----------
     strategy : FlowerStrategy
         Its method has one exchange a round, and clients send only their models.
-    names : sequence of str, optional
-        Names of the arrays in a client's list, in the order of the ``state_dict``; None numbers them.
-    parameters : collection of str, optional
-        Those of `names` that are trained; see :func:`strategies.flower.trained`.
+    names, parameters : sequence of str, collection of str, optional
+        Names of the arrays in a client's list, in the order of the ``state_dict``; None numbers them. Those of them
+        that are trained; see :func:`strategies.flower.trained`.
     **options
-        Options of Flower's classic ``FedAvg``, but not those for numbers of clients.
-
-    Raises
-    ------
-    ConfigError
-        If an option or a setting of the method can have no effect here.
+        Options of Flower's classic ``FedAvg``, but not those for numbers of clients. A ConfigError names an option or a
+        setting of the method that can have no effect here.
     """
 
     def __init__(
-        self,
-        strategy: FlowerStrategy,
-        *,
-        names: Sequence[str] | None = None,
-        parameters: Collection[str] | None = None,
-        **options: Any,
-    ) -> None:
-        wrong = {
-            name: "the number of clients is the method's: clients_per_round=N" for name in COUNTS if name in options
-        }
+        self, strategy: FlowerStrategy, *, names: Sequence[str] | None = None,
+        parameters: Collection[str] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        wrong = dict.fromkeys(options.keys() & COUNTS, "the number of clients is the method's: clients_per_round=N")
         for name, setting in type(strategy.settings).model_fields.items():
             if name not in KEPT and getattr(strategy.settings, name) != setting.default:
                 wrong[name] = "Flower's server sends the requests and waits: see ServerConfig, and leave it out"
@@ -76,7 +65,7 @@ class ClassicFedCross(FedAvg):
         super().__init__(**{"fraction_evaluate": 0.0, **options})
         self.strategy, self._names, self._trained = strategy, names, parameters
         self._partitions: dict[str, int] = {}
-        self._some_name_theirs = False
+        self._named = False  # whether a client has reported its partition
         self._round = Round(0, 0, (), strategy.settings.seed)
         self._asked: dict[str, Task] = {}
         self._payloads: dict[int, Payload] = {}
@@ -92,22 +81,16 @@ class ClassicFedCross(FedAvg):
         Each client's config holds ``server-round``, ``client`` (the partition id) and ``slot`` too.
         """
         driver = self.strategy.driver or self._begin(parameters)
-        online, settings = self._online(client_manager), self.strategy.settings
-        driver.ledger.report = RoundReport(server_round)
-        count = min(settings.clients_per_round, len(online))
-        current = Round(server_round, 0, (), settings.seed, settings.rounds, settings.clients_per_round, count=count)
-        clients = driver.method.sample(driver.state, current, sorted(online))
-        self._round = replace(current, clients=clients)
+        online, driver.ledger.report = self._online(client_manager), RoundReport(server_round)
+        self._round = driver.draw(server_round, dict.fromkeys(sorted(online), 1.0))
         payloads = driver.payloads(self._round, driver.method.dispatch(driver.state, self._round))
         self._payloads = {payload.task.slot: payload for payload in payloads}
+        self._asked = {online[payload.task.client].cid: payload.task for payload in payloads}
         shared = self.on_fit_config_fn(server_round) if self.on_fit_config_fn is not None else {}
-        self._asked, requests = {}, []
-        for payload in payloads:
-            task, proxy = payload.task, online[payload.task.client]
-            self._asked[proxy.cid] = task
+        requests = []
+        for task, model in ((one.task, to_parameters(list(one.arrays.values()))) for one in payloads):
             own: dict[str, Scalar] = {"server-round": server_round, "client": task.client, "slot": task.slot}
-            model = to_parameters(list(payload.arrays.values()))
-            requests.append((proxy, FitIns(model, {**shared, **own})))
+            requests.append((online[task.client], FitIns(model, {**shared, **own})))
         return requests
 
     def _begin(self, parameters: Parameters) -> Driver:
@@ -138,16 +121,13 @@ class ClassicFedCross(FedAvg):
         """Ask new clients for their partition ids; number them if none has ever reported one."""
         new = sorted(set(proxies) - set(self._partitions), key=lambda cid: (len(cid), cid))  # numbers by their value
         named = {cid: number for cid in new if (number := _partition(proxies[cid])) is not None}
-        self._some_name_theirs = self._some_name_theirs or bool(named)
-        first = len(self._partitions)
-        self._partitions |= named if self._some_name_theirs else {cid: first + i for i, cid in enumerate(new)}
+        self._named = self._named or bool(named)
+        self._partitions |= named if self._named else dict(zip(new, itertools.count(len(self._partitions))))
 
     def aggregate_fit(
-        self,
-        server_round: int,
-        results: list[tuple[ClientProxy, FitRes]],
+        self, server_round: int, results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
-    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:  # fmt: skip
         """Check the results, aggregate, and return the global model with the method's metrics."""
         driver = self.strategy.driver
         if driver is None or (failures and not self.accept_failures):

@@ -1,34 +1,29 @@
 """CluSamp: clients are drawn from K distributions made of clusters of similar updates."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import cdist, pdist
 
 from fedcross.core.randomness import stream
-from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Task, Upload
+from fedcross.strategies.method import Round, Settings, Task, Upload
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 
 Matrix = NDArray[np.floating[Any]]
-#: Columns that are multiplied at a time, so that half-precision memory is never widened as a whole.
-BLOCK = 1 << 16
+BLOCK = 1 << 16  # Columns that are multiplied at a time, so that half-precision memory is never widened as a whole.
 MIB = 1 << 20
-#: Relative error allowed where masses are compared with an urn's room.
-ROUNDING = 1e-12
+ROUNDING = 1e-12  # Relative error allowed where masses are compared with an urn's room.
 
 
 class CluSampParams(Settings):
-    """Settings, explained in ``conf/method/clusamp.yaml``."""
-
     distance: Literal["arccos", "L1", "L2"] = "arccos"
     weighting: Literal["uniform", "examples"] = "uniform"
     memory: Literal["auto", "float32", "float16", "sketch"] = "auto"
@@ -36,7 +31,7 @@ class CluSampParams(Settings):
     sketch: int = Field(4096, ge=16)
 
     @model_validator(mode="after")
-    def _sketch_keeps_angles_only(self) -> CluSampParams:
+    def _sketch_keeps_angles_only(self) -> Self:
         if self.distance == "L1" and self.memory == "sketch":
             raise ValueError("a sketch does not keep L1 distances. Use distance=arccos, L2 or memory=float16")
         return self
@@ -44,10 +39,9 @@ class CluSampParams(Settings):
 
 @dataclass
 class CluSampState(ModelState):
-    """The global model; of each client seen the update (its row and scale) and n_k.
+    """The global model; of each client seen the update (its row and scale) and n_k; each client's draws of this round.
 
-    ``kind`` is the form in which updates are stored, decided when the number of clients is known; ``times`` says how
-    often each client was drawn in this round.
+    ``kind`` is the form in which updates are stored, decided when the number of clients is known.
     """
 
     kind: str = ""
@@ -63,32 +57,23 @@ class CluSamp(SingleModel[CluSampParams, CluSampState]):
 
     Client i's row is its last update ``v_i = w_i - G``, G the model it was sent; 0 until its first visit. Each round:
 
-    1. ``rho_ij = arccos(v_i . v_j / (|v_i| |v_j|))``, 0 if one of them is 0 (as the official code);
-       `distance=L1`: ``|v_i - v_j|_1``; `distance=L2`: ``|v_i - v_j|_2^2``, squared as in the official code.
+    1. ``rho_ij = arccos(v_i . v_j / (|v_i| |v_j|))``, 0 if one of them is 0; `distance=L1`: ``|v_i - v_j|_1``;
+       `distance=L2`: ``|v_i - v_j|_2^2``. All as the official code.
     2. Ward's hierarchical clustering of the rows of rho (as the official code; angles are no Euclidean distances).
     3. Client i has mass ``K n_i``, an urn holds ``M = sum_j n_j``. The tree is cut into its largest subtrees of mass M
-       at most, which gives K groups or more. The K heaviest groups open one urn each; the others fill the remaining
-       room, urn after urn.
+       at most. The K heaviest open one urn each; the others fill the remaining room, urn after urn.
     4. One client is drawn from each urn in proportion to its mass in it: client i ``K n_i / M`` times in expectation.
 
     The new global model is ``(1/K) sum over the draws``. A client that is drawn twice gets one request, and its upload
-    counts twice; the metric ``distinct_clients`` is the number of requests.
-
-    State: the global model, and for each client seen the last update and number of examples, N x p numbers; clients
-    keep none. Wire: one model down, one up.
-
-    `memory=auto` keeps updates in float32 if all N rows fit into `memory_mb`, else in float16 (scaled to a largest
-    entry of 1), else as count sketches (Charikar, Chen and Farach-Colton 2002): a random signed projection to `sketch`
-    numbers with relative error of inner products about ``1 / sqrt(sketch)``; it does not keep L1 distances.
+    counts twice. State: the global model, and of each client seen n_k and the last update: with `memory=auto` float32
+    if all fit into `memory_mb`, else float16 (scaled to a largest entry of 1), else a count sketch (Charikar, Chen and
+    Farach-Colton 2002), with relative error of inner products about ``1 / sqrt(sketch)``. Wire: FedAvg's.
 
     Deviations: the paper knows all n_i; here uploads tell them, and a client not seen yet counts as the mean of those
-    seen. A client with ``K n_i >= M`` gets urns of its own while it fills them; only the rest of its mass is clustered.
-    Groups are poured from the heaviest down and clients by id, in the official code from the lightest up in random
-    order. Lost clients: the mean is over the draws that arrived. `weighting=examples` weights by n_k once more, as the
-    FedCross lab's code does.
+    seen. A client with ``K n_i >= M`` gets urns of its own while it fills them. Groups are poured from the heaviest
+    down and clients by id, in the official code from the lightest up in random order. The mean is over the draws that
+    arrived. `weighting=examples` weights by n_k once more, as the FedCross lab.
     """
-
-    State = CluSampState
 
     def sample(self, state: CluSampState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Return the distinct clients among the K draws, in the order of their first draw."""
@@ -102,50 +87,35 @@ class CluSamp(SingleModel[CluSampParams, CluSampState]):
         return tuple(state.times)
 
     def dispatch(self, state: CluSampState, round: Round) -> list[Task]:
-        """Send the global model; the method is the choice of clients, so no other client may replace a drawn one."""
-        return to_all(state.model, round, fixed=True)
+        return to_all(state.model, round, fixed=True)  # no other client may replace a drawn one
 
     def distances(self, state: CluSampState, clients: Sequence[int]) -> Matrix:
-        """Return the (n, n) distances of the updates of `clients`."""
-        matrix, seen = np.zeros((len(clients), len(clients))), np.array([client in state.rows for client in clients])
-        if not (known := [client for client in clients if client in state.rows]):
-            return matrix
-        rows = np.stack([state.rows[client] for client in known])
+        """Return the (n, n) distances of the updates of `clients`; the update of a client not seen is 0."""
+        nothing = np.zeros_like(next(iter(state.rows.values()), np.zeros(1)))
+        rows = np.stack([state.rows.get(client, nothing) for client in clients])
         if self.params.distance == "arccos":
-            matrix[np.ix_(seen, seen)] = angles(rows)
-            return matrix
-        from scipy.spatial.distance import cdist
-
-        values = rows.astype(np.float64) * np.array([state.scales[client] for client in known])[:, None]
-        measure: Literal["cityblock", "sqeuclidean"] = "cityblock" if self.params.distance == "L1" else "sqeuclidean"
-        matrix[np.ix_(seen, seen)] = cdist(values, values, measure)
-        lengths = (np.abs(values) if measure == "cityblock" else values**2).sum(1)  # distance to an update of 0
-        matrix[np.ix_(seen, ~seen)] = lengths[:, None]
-        matrix[np.ix_(~seen, seen)] = lengths[None]
-        return matrix
+            return angles(rows)
+        values = rows.astype(np.float64) * np.array([state.scales.get(client, 0) for client in clients])[:, None]
+        measure = "cityblock" if self.params.distance == "L1" else "sqeuclidean"
+        return np.asarray(cdist(values, values, measure), np.float64)
 
     def aggregate(self, state: CluSampState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Store the updates, then average the models over the draws, times n_k if asked for."""
         for upload in uploads:
-            update = [
-                np.asarray(upload.arrays[n], np.float32).ravel() - state.model[n].ravel() for n in state.parameters
-            ]
-            row, state.scales[upload.client] = self._compress(state, round.seed, np.concatenate(update))
+            update = [np.float32(upload.arrays[n]).ravel() - state.model[n].ravel() for n in state.parameters]
+            row, state.scales[upload.client] = self.stored(state.kind, round.seed, np.concatenate(update))
             state.rows[upload.client], state.sizes[upload.client] = row, upload.num_examples
         weights = [state.times[upload.client] * weight for upload, weight in zip(uploads, self.weights(uploads))]
         if uploads:
             state.model = weighted_mean([upload.arrays for upload in uploads], weights)
         return {"distinct_clients": float(len(round.clients))}
 
-    def _compress(self, state: CluSampState, seed: int, update: Matrix) -> tuple[Matrix, float]:
-        """Return the stored form of `update` (p,), and the factor that restores its scale."""
-        if state.kind == "sketch":
+    def stored(self, kind: str, seed: int, update: Matrix) -> tuple[Matrix, float]:
+        """Return `update` (p,) in the form `kind`, and the factor that restores its scale."""
+        if kind == "sketch":
             buckets, signs = projection(seed, self.params.sketch, len(update))
             return np.bincount(buckets, signs * update, self.params.sketch).astype(np.float32), 1.0
-        if state.kind == "float16":
-            scale = float(np.abs(update).max()) or 1.0
-            return (update / scale).astype(np.float16), scale
-        return update, 1.0
+        scale = (float(np.abs(update).max()) or 1.0) if kind == "float16" else 1.0
+        return (update / scale).astype(kind), scale
 
 
 @lru_cache(maxsize=1)
@@ -158,12 +128,10 @@ def projection(seed: int, sketch: int, width: int) -> tuple[NDArray[np.int64], M
 
 def choose_memory(params: CluSampParams, clients: int, width: int) -> str:
     """Return the form in which the updates of `clients` clients with `width` parameters are stored."""
+    room = params.memory_mb * MIB // (clients * width)  # bytes for a value
     if params.memory != "auto":
         return params.memory
-    numbers, room = clients * width, params.memory_mb * MIB
-    if 4 * numbers <= room:
-        return "float32"
-    return "float16" if 2 * numbers <= room or params.distance == "L1" else "sketch"
+    return "float32" if room >= 4 else "float16" if room >= 2 or params.distance == "L1" else "sketch"
 
 
 def angles(rows: Matrix) -> Matrix:
@@ -172,8 +140,7 @@ def angles(rows: Matrix) -> Matrix:
     for start in range(0, rows.shape[1], BLOCK):
         block = rows[:, start : start + BLOCK].astype(np.float64)
         gram += block @ block.T
-    lengths = np.sqrt(np.diag(gram))
-    products = np.outer(lengths, lengths)
+    products = np.outer(np.sqrt(np.diag(gram)), np.sqrt(np.diag(gram)))
     cosine = np.divide(gram, products, out=np.ones_like(gram), where=products > 0)
     np.fill_diagonal(cosine, 1.0)
     angle: Matrix = np.arccos(np.clip((cosine + cosine.T) / 2, -1.0, 1.0))
@@ -182,9 +149,6 @@ def angles(rows: Matrix) -> Matrix:
 
 def ward(matrix: Matrix) -> Matrix:
     """Return Ward's clustering of the rows of `matrix` (n, n) as ``scipy.cluster.hierarchy`` does, shape (n-1, 4)."""
-    from scipy.cluster.hierarchy import linkage
-    from scipy.spatial.distance import pdist
-
     return linkage(pdist(matrix), "ward") if len(matrix) > 1 else np.empty((0, 4))
 
 
@@ -195,40 +159,30 @@ def distributions(tree: Matrix, sizes: Matrix, count: int) -> Matrix:
     `sizes` (n,) are numbers of examples above 0.
     """
     room, mass, urns = float(sizes.sum()), count * sizes.astype(np.float64), np.zeros((count, len(sizes)))
-    own = 0
-    for client in np.argsort(-mass, kind="stable"):  # those that fill urns of their own
-        while mass[client] >= room * (1 - ROUNDING) and own < count:
-            urns[own, client] = room
-            mass[client] = max(mass[client] - room, 0.0)
-            own += 1
+    full = np.floor(mass / room * (1 + ROUNDING)).astype(int)  # urns that a client fills alone
+    heaviest = np.argsort(-mass, kind="stable")
+    alone = np.repeat(heaviest, full[heaviest])
+    urns[np.arange(len(alone)), alone] = room
+    mass = np.maximum(mass - full * room, 0.0)
     groups = sorted(cut(tree, mass, room), key=lambda group: -mass[group].sum())
-    for urn, group in zip(urns[own:], groups):
+    opening = count - len(alone)
+    for urn, group in zip(urns[len(alone) :], groups):
         urn[group] = mass[group]
-    free, current = room - urns.sum(1), own
-    for client in (client for group in groups[count - own :] for client in group):
-        left = float(mass[client])
-        while left > 0 and current < count:
-            part = max(0.0, min(free[current], left))
-            urns[current, client] += part
-            free[current] -= part
-            left -= part
-            current += left > 0
+    # The others stand in a line, as long as the free room of all urns: each gets what lies beside it.
+    rest = [client for group in groups[opening:] for client in group]
+    clients, free = np.cumsum([0.0, *mass[rest]]), np.cumsum([0.0, *(room - urns.sum(1))])
+    beside = np.minimum(free[1:, None], clients[1:]) - np.maximum(free[:-1, None], clients[:-1])
+    urns[:, rest] += np.maximum(beside, 0.0)
     shares: Matrix = urns / urns.sum(1, keepdims=True)
     return shares
 
 
 def cut(tree: Matrix, mass: Matrix, room: float) -> list[list[int]]:
-    """Return the largest subtrees whose mass is at most `room`, as sorted lists of clients.
-
-    Clients without mass are left out. Subtrees come in the order of their first client.
-    """
-    from scipy.cluster.hierarchy import fcluster
-
-    total = list(mass)
+    """Return the largest subtrees of mass `room` at most, as sorted lists of the clients with mass, the first first."""
+    total, labels = list(mass), np.zeros(len(mass))
     for left, right in tree[:, :2].astype(int):
         total.append(total[left] + total[right])
-    limit, labels = room * (1 + ROUNDING), np.zeros(len(mass))
     if len(tree):
-        labels = fcluster(tree, limit, "monocrit", monocrit=np.array(total[len(mass) :], np.float64))
+        labels = fcluster(tree, room * (1 + ROUNDING), "monocrit", monocrit=np.array(total[len(mass) :], np.float64))
     groups = [np.flatnonzero((labels == label) & (mass > 0)).tolist() for label in np.unique(labels)]
     return sorted(group for group in groups if group)

@@ -1,7 +1,5 @@
 """FedAvg: one global model, the mean of the clients' trained models, weighted by their numbers of examples."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fedcross.core.settings import Settings
@@ -9,8 +7,6 @@ from fedcross.strategies.parts.single_model import SingleModel
 
 
 class FedAvgParams(Settings):
-    """``weighting``: weight of an upload in the mean, n_k or uniform."""
-
     weighting: Literal["examples", "uniform"] = "examples"
 
 

@@ -12,8 +12,8 @@ from pydantic import Field
 from fedcross.core.settings import Settings
 from fedcross.strategies.method import Round, Start, Upload
 from fedcross.strategies.parts.single_model import AsyncSingle, AsyncState
-from fedcross.strategies.pool.pool import Array, whole
-from fedcross.strategies.wire.records import Arrays
+from fedcross.strategies.pool.mixing import whole
+from fedcross.strategies.wire.records import Array, Arrays
 
 
 class FedBuffParams(Settings):

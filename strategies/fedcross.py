@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeAlias
 
-import numpy as np
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedcross.core.errors import ConfigError
-from fedcross.strategies.method import Round, Start, Task, Upload
-from fedcross.strategies.parts.corners import WidthPool
-from fedcross.strategies.parts.pooled import PooledParams, PoolState, Slots, write
-from fedcross.strategies.parts.schedule import Choice, Constant, Schedule, whole_numbers, within
+from fedcross.strategies.method import Round, Start, Task
+from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
+from fedcross.strategies.parts.schedule import Constant, Schedule, checked, within
 from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import mixing as mixings
-from fedcross.strategies.pool.mixing import FROM_GRAM, SELECTIONS, Matrix, Mixing, Part, Question, chosen, similarity
+from fedcross.strategies.pool.mixing import BY_SIMILARITY, Matrix, Part
 from fedcross.strategies.pool.pool import Arrays, Pool
 
-Alpha: TypeAlias = Annotated[Schedule, AfterValidator(within(0.5, 1.0))]
-Count: TypeAlias = Annotated[Schedule, AfterValidator(whole_numbers)]
+Alpha: TypeAlias = Annotated[Schedule, within(0.5, 1.0)]
+Mode: TypeAlias = Annotated[Schedule, checked(lambda value: value in ("cross", "propellers"), "cross or propellers")]
+Count: TypeAlias = Annotated[
+    Schedule,
+    checked(lambda value: isinstance(value, float) and value >= 1 and value == int(value), "whole numbers, 1 or more"),
+]
 Selection: TypeAlias = Literal[
     "in_order", "highest_similarity", "lowest_similarity", "random", "least_similar_derangement"
 ]
@@ -34,7 +35,7 @@ class FedCrossParams(PooledParams, Widths):
     selection: Selection = "lowest_similarity"
     similarity: Similarity = "cosine"
     part: Part = "parameters"
-    mode: Choice[Literal["cross", "propellers"]] = Choice.always("cross")
+    mode: Mode = Field(Constant(value="cross"), examples=["cross", "propellers"])
     propellers: int = Field(2, ge=1)
     propeller_weighting: Literal["alpha", "equal", "each"] = "equal"
     first_stage: int = Field(0, ge=0)
@@ -44,23 +45,16 @@ class FedCrossParams(PooledParams, Widths):
 
     @model_validator(mode="after")
     def _compatible(self) -> Self:
-        for number in range(1, max(self.mode.settled(), self.alpha.settled()) + 1):
+        for number in range(1, 10_000) if self.propeller_weighting == "each" else ():
             own = 1 - self.propellers * (1 - self.alpha.at(number))
-            if self.propeller_weighting == "each" and self.mode.at(number) == "propellers" and own <= 0:
-                raise ValueError(
-                    f"propeller_weighting=each leaves the own model 1 - {self.propellers} (1 - alpha) = {own:g} in "
-                    f"round {number}, it must be above 0. Raise alpha or take fewer propellers"
-                )
-        wrong = {
-            "similarity": self.similarity in ("chunked", "manhattan"),
-            "part": self.part != "parameters",
-            "global_model": self.global_model != "mixed",
-            "k": self.k is not None and len(set(self.k.values())) > 1,
-        }
-        if self.widths and (found := [name for name, bad in wrong.items() if bad]):
+            if self.mode.at(number) == "propellers" and own <= 0:
+                said = f"leaves the own model 1 - {self.propellers} (1 - alpha) = {own:g} in round {number}"
+                raise ValueError(f"propeller_weighting=each {said}. Raise alpha or take fewer propellers")
+        compared = self.similarity in ("cosine", "paper", "euclidean") and self.part == "parameters"
+        constant = self.global_model == "mixed" and (self.k is None or len(set(self.k.values())) == 1)
+        if self.widths and not (compared and constant):
             raise ValueError(
-                "widths need similarity cosine, paper or euclidean, part parameters, global_model mixed and a constant "
-                f"k; wrong: {', '.join(found)}"
+                "widths need similarity cosine, paper or euclidean, part parameters, global_model mixed, a constant k"
             )
         return self
 
@@ -75,13 +69,10 @@ class FedCrossParams(PooledParams, Widths):
 
     def faults(self, clients_per_round: int) -> list[str]:
         """Return errors where the settings do not fit the number of clients drawn each round."""
-        fewest = clients_per_round if self.k is None else min(self.k.values())
-        name = "clients_per_round" if self.k is None else "method.k"
-        if fewest < len(self.widths):
-            return [f"method.widths={list(self.widths)}: {fewest:g} models; each width needs one. Raise {name}."]
-        if fewest < clients_per_round:
-            return [f"method.k={fewest:g}: fewer models than clients_per_round={clients_per_round}. Raise method.k."]
-        return []
+        if self.k is None:
+            return super().faults(clients_per_round)
+        fewest, wanted = min(self.k.values()), max(clients_per_round, len(self.widths))
+        return [f"method.k={fewest:g}: clients or widths need {wanted} models. Raise it."] if fewest < wanted else []
 
     def models(self, clients_per_round: int, number: int) -> int:
         """Return the number of models in round `number`."""
@@ -95,12 +86,12 @@ class FedCrossState(PoolState):
     uploads_mean: Arrays | None = None
 
 
-class FedCross(Slots[FedCrossParams, FedCrossState]):
+class FedCross(Pooled[FedCrossParams, FedCrossState]):
     """Hu et al., FedCross: Towards Accurate Federated Learning via Multi-Model Cross-Aggregation, ICDE 2024.
 
     The server sets ``w_i = alpha v_i + (1 - alpha) v_co(i)`` for all uploads v_i at once; the selection picks co(i).
     All K models start as copies of one random network. The global model is the uniform mean of the mixed pool; it is
-    evaluated and deployed, and never sent to a client.
+    evaluated and deployed; only ``first_stage`` sends it.
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
@@ -115,7 +106,7 @@ class FedCross(Slots[FedCrossParams, FedCrossState]):
     - Models of several widths are this project's (docs/widths.md).
     """
 
-    may_change = Slots.may_change | {"clients_per_round", "method.k"}
+    may_change = Pooled.may_change | {"clients_per_round", "method.k"}
 
     def init(self, start: Start) -> FedCrossState:
         """Fill the pool with copies of the initial model, or with independent ones."""
@@ -125,8 +116,7 @@ class FedCross(Slots[FedCrossParams, FedCrossState]):
         for slot in range(len(pool)) if self.params.independent_start else ():
             if start.independent is None:
                 raise ConfigError("method.independent_start=true needs the network; use the command fedcross.")
-            arrays = start.independent(slot)
-            pool.write(slot, pool.corners.corner(arrays, pool.widths[slot]) if isinstance(pool, WidthPool) else arrays)
+            pool.write(slot, pool.cut(start.independent(slot), slot))
         return FedCrossState(pool, list(range(len(pool))))
 
     def dispatch(self, state: FedCrossState, round: Round) -> list[Task]:
@@ -137,48 +127,32 @@ class FedCross(Slots[FedCrossParams, FedCrossState]):
             state.queue = [*range(old, k), *(slot for slot in state.queue if slot < k)]
         return super().dispatch(state, round)
 
-    def aggregate(self, state: FedCrossState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Write the uploads into their rows, choose the collaborators, and mix the rows in place."""
-        pool, members = state.pool, write(state, uploads)
-        if members and self.params.global_model == "uploads":
-            state.uploads_mean = pool.mean(members=members)
+    def recombine(self, state: FedCrossState, round: Round, members: list[int]) -> dict[str, float]:
+        """Choose the collaborators of the uploads, and mix the rows in place."""
+        pool = state.pool
+        if self.params.global_model == "uploads":
+            state.uploads_mean = pool.mean(members)
         mixing, gram = self._mixing(pool, round, members)
-        every = self.params.diagnostics_every
-        if gram is None and every and round.number % every == 0:
+        if gram is None and self.params.due(round.number):
             gram = pool.gram(columns=pool.layout.columns(self.params.part))
         pool.mix(mixing)
-        waiting = {"waiting_slots": float(state.waiting)} if state.waiting else {}
-        return waiting | chosen(mixing, members) | ({} if gram is None else mixings.diagnostics(gram, mixing))
+        return mixings.chosen(mixing, members) | ({} if gram is None else mixings.diagnostics(gram, mixing))
 
-    def _mixing(self, pool: Pool, round: Round, members: list[int]) -> tuple[Mixing, Matrix | None]:
+    def _mixing(self, pool: Pool, round: Round, members: list[int]) -> tuple[Matrix, Matrix | None]:
         """Return this round's mixing matrix, and the Gram matrix of the whole pool if the selection computed it."""
-        k, m, params = len(pool), len(members), self.params
-        if round.number <= params.first_stage:
-            return mixings.uniform(k, members), None
+        k, m, params, gram, measured = len(pool), len(members), self.params, None, None
         alpha = params.alpha.at(round.number)
+        if round.number <= params.first_stage:
+            return mixings.uniform(k, members), gram
         if params.mode.at(round.number) == "propellers":
             distances = mixings.offsets(m, params.propellers, round.number)
-            own = mixings.propeller_share(params.propeller_weighting, alpha, len(distances))
-            return mixings.propellers(k, members, distances, own), None
-        if m < 2 or alpha == 1.0:
-            return mixings.identity(k), None
-        selection = SELECTIONS[params.selection]
-        measured, gram = (
-            similarities(params.similarity, params.part, pool, members) if selection.needs_similarity else (None, None)
-        )
-        return mixings.cross(k, members, selection(Question(m, round.number, round.seed, measured)), alpha), gram
+            own = {"equal": None, "alpha": alpha, "each": 1 - len(distances) * (1 - alpha)}[params.propeller_weighting]
+            return mixings.propellers(k, members, distances, own), gram
+        if params.selection in BY_SIMILARITY and m > 1 and alpha < 1:
+            measured, gram = mixings.similarity(params.similarity, pool, members, params.part)
+        partners = mixings.select(params.selection, m, round.number, round.seed, measured)
+        return mixings.cross(k, members, partners, alpha), gram
 
     def global_model(self, state: FedCrossState) -> Arrays:
         """Return the uniform mean of the pool or, if so configured, of the last round's uploads."""
         return state.pool.mean() if state.uploads_mean is None else state.uploads_mean
-
-
-def similarities(name: str, part: Part, pool: Pool, members: Sequence[int]) -> tuple[Matrix, Matrix | None]:
-    """Return the members' similarities (m, m), and the Gram matrix of the whole pool if they came from it."""
-    if (measure := FROM_GRAM.get(name)) is None:
-        return similarity(name, pool, members, part), None
-    own = np.ix_(members, members)
-    if isinstance(pool, WidthPool):
-        return pool.similarity(measure)[own], pool.gram()
-    gram = pool.gram(columns=pool.layout.columns(part))
-    return measure(gram[own]), gram

@@ -6,11 +6,11 @@ from typing import Literal
 
 import numpy as np
 
-from fedcross.strategies.fedcross import Alpha, Selection, Similarity, similarities
+from fedcross.strategies.fedcross import Alpha, Selection, Similarity
 from fedcross.strategies.method import Round
 from fedcross.strategies.parts.pooled import AsyncPool, AsyncPoolState, PooledParams
 from fedcross.strategies.parts.schedule import Constant
-from fedcross.strategies.pool.mixing import SELECTIONS, Mixing, Part, Question, cross, identity
+from fedcross.strategies.pool.mixing import BY_SIMILARITY, Matrix, Part, cross, select, similarity
 
 
 class FedCrossAsyncParams(PooledParams):
@@ -36,37 +36,30 @@ class FedCrossAsync(AsyncPool[FedCrossAsyncParams, AsyncPoolState]):
     When the upload v_i of slot i arrives, the selection picks a collaborator co(i) among the slots that have had an
     upload, and the slot sends ``w_i = alpha_i v_i + (1 - alpha_i) v_co(i)`` at once to another client. With n_i uploads
     of slot i so far, ``alpha_i = 1 - (1 - alpha)/(1 + max(0, n_i - n_co))``: a collaborator that is behind weighs less.
-    No model is stale to itself. The global model is the uniform mean of what the slots sent last.
+    The global model is the uniform mean of what the slots sent last.
 
-    Uploads that arrive at the same virtual time are all written before any collaborator is chosen. If all visits take
-    equally long and none is lost, the method is FedCross to the bit.
+    Uploads of the same virtual time are all written before any collaborator is chosen. If all visits take equally long
+    and none is lost, the method is FedCross to the bit.
 
     State: two pools of K models, the uploads and what was sent; clients keep none. Wire: one model down, one up.
-
-    Cost on the server: for each upload one pass over two uploads, and with a selection by similarity one over the pool.
 
     Choices: `alpha` and in-order and random selection count the slot's uploads in place of rounds. A lost visit changes
     nothing, and the slot's model goes to another client. Its last upload may still be a collaborator; FedCross leaves
     lost slots out of a round's mixing.
     """
 
-    def mixing(self, state: AsyncPoolState, round: Round, slots: list[int]) -> Mixing:
+    def mixing(self, state: AsyncPoolState, round: Round, slots: list[int]) -> Matrix:
         """Choose collaborators for `slots` and weigh them by how far they are behind."""
         versions, params = state.versions, self.params
         members = [slot for slot, version in enumerate(versions) if version]
-        m = len(members)
-        if m < 2:
-            return identity(len(state.pool))
-        selection = SELECTIONS[params.selection]
-        measured = None
-        if selection.needs_similarity:
-            measured, _ = similarities(params.similarity, params.part, state.uploads, members)
+        m, measured = len(members), None
+        if m > 1 and params.selection in BY_SIMILARITY:
+            measured, _ = similarity(params.similarity, state.uploads, members, params.part)
         partners, alphas = np.arange(m), [1.0] * m
         for version in sorted({versions[slot] for slot in slots}):
-            alpha = params.alpha.at(version)
-            found = selection(Question(m, version, round.seed, measured))
+            alpha, found = params.alpha.at(version), select(params.selection, m, version, round.seed, measured)
             for i, slot in enumerate(members):
                 if slot in slots and versions[slot] == version and alpha < 1:
-                    partners[i] = found[i]
-                    alphas[i] = params.own(alpha, version - versions[members[int(found[i])]])
+                    partners[i], behind = found[i], version - versions[members[found[i]]]
+                    alphas[i] = params.own(alpha, behind)
         return cross(len(state.pool), members, partners, alphas)

@@ -1,7 +1,6 @@
 """FedCT: models train further at matching clients, guided by fused prototypes of two views, with mixed embeddings."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -9,24 +8,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedcross.strategies.method import Round, Upload
+from fedcross.strategies.method import Arrays, Round, Upload
 from fedcross.strategies.moon import Contrast, MoonParams
 from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
 from fedcross.strategies.parts import cross_training as crossing
 from fedcross.strategies.parts.cross_training import BIAS, GROUP, WEIGHT, CrossState
 from fedcross.strategies.parts.losses import each
-from fedcross.strategies.parts.matching import MATCHINGS, Costs, consistency
+from fedcross.strategies.parts.matching import MATCHINGS, Costs, Stay, consistency
 from fedcross.strategies.parts.projection import project
-from fedcross.strategies.parts.prototypes import away, contrast, partners
-from fedcross.strategies.pool.pool import Arrays
+from fedcross.strategies.parts.prototypes import average, contrast, fuse, partners
 
 
 class FedCTParams(crossing.CrossTrainingParams, MoonParams):
-    """Settings, explained in ``conf/method/fedct.yaml``; MOON's are used with ``base=moon`` only.
-
-    FedCT's symbols: fusion is lambda_f, hard is lambda_hy, mix is lambda_mix, temperature is tau_2.
-    """
-
     base: Literal["fedavg", "moon"] = "fedavg"
     broadcast: Literal["consistency", "inconsistency", "random"] = "consistency"
     matching: Literal["assignment", "greedy", "literal"] = "assignment"
@@ -40,19 +33,11 @@ class FedCTParams(crossing.CrossTrainingParams, MoonParams):
 
     @property
     def guides(self) -> bool:
-        """Whether a term of the host's loss needs the fused prototypes."""
         return self.kappa > 0 or (self.eta > 0 and self.mixing == "prototypes")
 
     @property
     def uses_prototypes(self) -> bool:
-        """Whether the route or the contrast needs them."""
         return self.broadcast != "random" or self.guides
-
-    def remarks(self) -> list[str]:
-        """Return what is allowed but unusual."""
-        if self.broadcast == "random" and self.matching != "assignment":
-            return [f"method.matching={self.matching}: it has no effect with method.broadcast=random."]
-        return []
 
     def upload_faults(self, kind: str) -> list[str]:
         """Return an error where clients that compress uploads as `kind` could not answer what the method asks."""
@@ -71,33 +56,22 @@ class FedctObjective(crossing.CrossObjective[FedCTParams]):
 
     def __init__(self, params: FedCTParams) -> None:
         super().__init__(params)
-        self.keeps = params.base == "moon"
+        self.keeps, self.moon = params.base == "moon", Contrast(params)
 
     def prepare(self, visit: Visit) -> Prepared:
         """Return, at home, MOON's models if MOON is the base loss; at a host, the prototypes."""
-        if visit.exchange == 0 and self.keeps:
-            return Contrast(self.params).prepare(visit)
-        return super().prepare(visit)
+        return self.moon.prepare(visit) if self.keeps and visit.exchange == 0 else super().prepare(visit)
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
-        """Return the prototypes; with MOON also store the model trained at home (host visits do not replace it)."""
         outcome = super().finish(visit, trained, prepared)
         if self.keeps:
-            home = visit.exchange == 0
-            outcome.state = Contrast(self.params).finish(visit, trained, prepared).state if home else visit.state
+            outcome.state = visit.state if visit.exchange else self.moon.finish(visit, trained, prepared).state
         return outcome
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the loss.
-
-        APCL (Eq. 6-8): ``-log softmax_y(cos(f_hy, u_f) / temperature)``, ``f_hy = f + hard (f - u_f^y)``; 0 for an
-        example whose class has no prototype. MFA (Eq. 9-10): ``f_mix = m f_a + (1 - m) f_b`` with
-        ``m CE(H(f_mix), y_a) + (1 - m) CE(H(f_mix), y_b)``, b the partner of a in the batch. With
-        ``mixing=prototypes`` the fused prototype of class y_b stands for f_b.
-        """
         p = self.params
         if "global" in prepared:
-            return Contrast(p).loss(net, params, buffers, batch, prepared)
+            return self.moon.loss(net, params, buffers, batch, prepared)
         if not prepared or p.kappa == p.eta == 0:
             return super().loss(net, params, buffers, batch, prepared)
         features = net.features(params, buffers, batch.x)
@@ -109,16 +83,17 @@ class FedctObjective(crossing.CrossObjective[FedCTParams]):
         return batch.mean(loss)
 
     def apcl(self, features: Tensor, y: Tensor, prepared: Prepared) -> Tensor:
-        """Return the contrast of hardened embeddings with the fused prototypes, per example (batch,)."""
-        hardened = away(features, y, prepared["vectors"], self.params.hard)
-        return contrast(hardened, y, prepared["vectors"], prepared["present"], self.params.temperature)
+        """Return ``-log softmax_y(cos(f_hy, u_f) / tau_2)``, ``f_hy = f + hard (f - u_f^y)``: Eq. 6-8, (batch,)."""
+        vectors, present = prepared["vectors"], prepared["present"]
+        hardened = features + self.params.hard * (features - vectors[y])
+        return contrast(hardened, y, vectors, present, self.params.temperature)
 
     def mixed(
         self, net: Net, params: Tensors, buffers: Tensors, features: Tensor, batch: Batch, prepared: Prepared
     ) -> Tensor:
-        """Return the cross-entropy of mixed embeddings against both labels, per example (batch,).
+        """Return ``m CE(H(f_mix), y_a) + (1 - m) CE(H(f_mix), y_b)``, ``f_mix = m f_a + (1 - m) f_b``, (batch,).
 
-        A partner whose class has no prototype is mixed in with its own embedding.
+        Eq. 9-10. With ``mixing=prototypes`` the fused prototype of class y_b, where there is one, stands for f_b.
         """
         share, other = self.params.mix, partners(batch)
         second, label = features[other], batch.y[other]
@@ -136,11 +111,9 @@ class FedCT(crossing.CrossTraining[FedCTParams]):
     sends the models to clients so that the sum is smallest (``consistency``) or largest (``inconsistency``), or at
     random (``random``). Phase III: the host minimises ``CE + kappa APCL + eta MFA`` with
     ``U_f = fusion U_g + (1 - fusion) U_l``, U_g the mean over clients and U_l the prototypes that the model had at its
-    last client. Phase IV: the server averages the models, weighted by the examples n_k of their homes or, with
-    ``weight=host``, of their hosts.
+    last client. Phase IV: the server averages the models, weighted by the examples n_k of their homes or hosts.
 
     State: the global model. Wire: N_e + 1 models down and up; prototypes (classes x embedding) up and down N_e times.
-    The server fuses the prototypes and sends one set down.
 
     Decisions where the paper is silent or ambiguous:
 
@@ -150,53 +123,39 @@ class FedCT(crossing.CrossTraining[FedCTParams]):
     - Prototypes are computed in evaluation mode without augmentation, and are constants in the loss.
     - If a client lacks a class, U_g averages over the others, v_ij over the classes present, and U_f takes the other
       view. A class that both views lack is left out of the softmax; its examples have no APCL.
-    - Eq. 10's mixed label is manifold mixup with a fixed share; the partner is the neighbour in the random batch
-      (:func:`strategies.parts.prototypes.partners`). The text also says that MFA reuses "the class-aware prototypes to
-      refine and augment image features", which is ``mixing=prototypes``.
+    - Eq. 10's mixed label is manifold mixup with a fixed share; the partner is the neighbour in the random batch. The
+      text also says that MFA reuses "the class-aware prototypes": ``mixing=prototypes``.
     - N_e > 1: each host computes prototypes anew and models are matched again; only a model's last client is excluded.
-    - With ``base=moon`` phase I is MOON's, with its head and the model of the client's last phase I (one model on its
-      disk); embeddings and prototypes are those after the head. Phase III is the same.
-    - Each phase trains for ``train.epochs``; ``train.epochs=5`` gives FedAvg's work with 5 + 5 epochs.
-    - The paper publishes grids, not the chosen values: the defaults are from the grids.
+    - ``base=moon``: phase I is MOON's, with its head and the model of the client's last phase I.
     """
 
     Objective = FedctObjective
 
     def network(self, model: nn.Module, deployed: bool = False) -> nn.Module:
-        """Return `model`, with MOON's projection head if that is the base loss."""
-        changes = self.params.base == "moon" and not deployed
-        return project(model, self.params, "FedCT") if changes else model
+        return project(model, self.params, "FedCT") if self.params.base == "moon" and not deployed else model
 
-    def route(self, state: CrossState, round: Round) -> dict[int, int]:
-        """Return the host of each model by the broadcast rule."""
+    def match(self, state: CrossState, round: Round, clients: list[int], stay: Stay) -> Sequence[int]:
         if self.params.broadcast == "random":
-            return super().route(state, round)
-        slots, clients, stay = self.places(state, round)
-        values = self.consistencies(state, slots, clients)
+            return super().match(state, round, clients, stay)
+        values = self.consistencies(state, clients)
         costs = values if self.params.broadcast == "consistency" else -values
         hosts = MATCHINGS[self.params.matching](costs, stay)
-        state.met = float(values[np.arange(len(slots)), hosts].mean())
-        return {slot: clients[column] for slot, column in zip(slots, hosts)}
+        state.met = float(values[np.arange(len(hosts)), hosts].mean())
+        return [int(host) for host in hosts]
 
-    def consistencies(self, state: CrossState, slots: list[int], clients: list[int]) -> Costs:
-        """Return ``v_ij`` of the models in `slots` and the `clients`, (models, clients), in nats."""
-
-        def one(slot: int, client: int) -> float:
-            arrays, held = state.learners[slot].arrays, state.latest.get(client)
-            return 0.0 if held is None else consistency(arrays[WEIGHT], arrays.get(BIAS), held.vectors, held.present)
-
-        return np.array([[one(slot, client) for client in clients] for slot in slots])
+    def consistencies(self, state: CrossState, clients: list[int]) -> Costs:
+        """Return ``v_ij`` of the models, by slot, and the `clients`, (models, clients), in nats."""
+        models = [learner.arrays for _, learner in sorted(state.learners.items())]
+        rows = [[consistency(m[WEIGHT], m.get(BIAS), **state.latest[c]) for c in clients] for m in models]
+        return np.array(rows)
 
     def guidance(self, state: CrossState, slot: int) -> dict[str, Arrays]:
-        """Send the fused prototypes of both views."""
-        local = state.learners[slot].prototypes
-        if local is None or not self.params.guides:
+        if not self.params.guides:
             return {}
-        overall = crossing.average([state.latest[client] for client in sorted(state.latest)])
-        return {GROUP: crossing.fuse(overall, local, self.params.fusion).group()}
+        overall = average([state.latest[client] for client in sorted(state.latest)])
+        return {GROUP: fuse(overall, state.learners[slot].prototypes, self.params.fusion)}
 
     def aggregate(self, state: CrossState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Aggregate, and report the mean ``v_ij`` of the models and hosts that were matched last."""
         metrics = super().aggregate(state, round, uploads)
         met, state.met = state.met, None
         return metrics if met is None else {**metrics, "route_consistency": met}

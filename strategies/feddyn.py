@@ -1,22 +1,61 @@
 """FedDyn: a linear and a quadratic term make the clients' own optima those of the whole federation."""
 
-from __future__ import annotations
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
-from typing import Literal
-
+import numpy as np
 from pydantic import Field
+from torch import Tensor
+from typing_extensions import TypeVar
 
-from fedcross.strategies.parts.duals import Dual, DualParams, DualServer
+from fedcross.strategies.method import Arrays, Round, Settings, Upload
+from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
+from fedcross.strategies.parts.population import Population, PopulationState
+from fedcross.strategies.parts.vectors import keep, kept
 
 
-class FedDynParams(DualParams):
-    """Settings of FedDyn: ``alpha``, the weight of its term, and ``global_model``, the model to evaluate."""
-
+class FedDynParams(Settings):
     alpha: float = Field(0.01, ge=0)
     global_model: Literal["uploads", "server"] = "uploads"
+    weighting: Literal["uniform", "examples"] = "uniform"
 
 
-class FedDyn(DualServer[FedDynParams]):
+class DualParams(FedDynParams):
+    alpha: float = Field(0.1, ge=0)
+    global_model: Literal["uploads", "server"] = "server"
+
+
+class Dual(Objective[Any]):
+    """Cross-entropy + alpha <h_u, w> + (alpha/2) ||w - G||^2, both terms through their gradient."""
+
+    assumes_sgd = True
+    keeps = True
+
+    def prepare(self, visit: Visit) -> Prepared:
+        """Return the received parameters and h_u, flat (p,); h_u is zero at a client's first visit."""
+        return {"start": flatten(visit.params), "dual": kept(visit, "dual")}
+
+    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
+        alpha = self.params.alpha
+        return alpha * (flat - prepared["start"] + prepared["dual"]) if alpha else None
+
+    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
+        return Outcome(state=keep(visit, dual=prepared["dual"] + (trained.flat - prepared["start"])))
+
+
+@dataclass
+class DualState(PopulationState):
+    """G, N, the mean of the last uploads (empty at first), and the sum of all clients' h_u."""
+
+    mean: Arrays = field(default_factory=dict)
+    duals: Arrays = field(default_factory=dict)
+
+
+D = TypeVar("D", bound=FedDynParams, default=FedDynParams)
+S = TypeVar("S", bound=DualState, default=DualState)
+
+
+class FedDyn(Population[D, S]):
     """Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
 
     Client u minimises ``f_u(w) + a <h_u, w> + (a/2) ||w - G||^2`` and then sets ``h_u += w_u - G``. The server sets
@@ -25,14 +64,26 @@ class FedDyn(DualServer[FedDynParams]):
 
     State: G, the last uploads' mean, and the sum of all h_u; every client keeps h_u. Wire: one model down, one up. N is
     the largest number of clients that were ever connected at a draw.
-
-    Compared with the authors' code (alpemreacar/FedDyn): it divides a by a client's share of the examples times N; here
-    all clients have one a. It evaluates the mean of the uploads, as ``global_model=uploads`` does. FL-Simulator
-    evaluates G.
-
-    Deviations: the terms act on parameters; statistics of batch normalisation are averaged. If a client's upload is
-    lost, its h_u stays as it was. A client that loses its disk starts again at zero, and its old share stays in the
-    sum. The reported training loss is the cross-entropy alone.
+    Deviations: the authors' code (alpemreacar/FedDyn) divides a by a client's share of the examples times N. It
+    evaluates the mean of the uploads (``global_model=uploads``), FL-Simulator G. The terms act on parameters;
+    statistics of batch normalisation are averaged. A lost client keeps its h_u. The reported training loss is the
+    cross-entropy alone. With a defence or privacy the server sums changed updates, the clients' h_u stay as they were.
     """
 
     Objective = Dual
+    zeros: ClassVar[tuple[str, ...]] = ("duals",)
+
+    def aggregate(self, state: S, round: Round, uploads: list[Upload]) -> dict[str, float]:
+        if not uploads:
+            return {}
+        sent, count = state.model, max(state.population, len(uploads))
+        super().aggregate(state, round, uploads)
+        state.mean, state.model = state.model, dict(state.model)
+        for name, old in state.duals.items():
+            moves = (upload.arrays[name] - sent[name] for upload in uploads)
+            state.duals[name] = np.asarray(np.sum([old, *moves], axis=0), dtype=old.dtype)
+            state.model[name] = np.asarray(state.mean[name] + state.duals[name] / count, dtype=old.dtype)
+        return {}
+
+    def global_model(self, state: S) -> Arrays:
+        return state.mean or state.model if self.params.global_model == "uploads" else state.model

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from pydantic import Field
 
 from fedcross.strategies.method import Evaluation, Round, Start, Upload
-from fedcross.strategies.parts.averaging import approach, shrink, squared_distance
 from fedcross.strategies.parts.control_variates import MIB, ControlVariates, places
-from fedcross.strategies.parts.corners import WidthPool
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
 from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import loops
-from fedcross.strategies.pool.pool import Array, Arrays
+from fedcross.strategies.pool.pool import Array, Arrays, Integers
 from fedcross.tasks.models.width import Width
 
 FEW = 3
@@ -40,12 +38,6 @@ class FedFanParams(PooledParams, Widths):
     shrink: float = Field(0.002, ge=0, lt=1)
     memory_mb: int = Field(256, ge=0)
 
-    def faults(self, clients_per_round: int) -> list[str]:
-        """Return an error if some width gets no slot."""
-        k, widths = clients_per_round, list(self.widths)
-        fault = f"method.widths={widths}: {k} models; each width needs one. Raise clients_per_round."
-        return [fault] if k < len(widths) else []
-
     def room_remarks(self, nbytes: int, clients: int) -> list[str]:
         """Return a warning if not all of `clients`, with `nbytes` of trained parameters each, can be remembered."""
         room = places(self.memory, nbytes)
@@ -53,8 +45,7 @@ class FedFanParams(PooledParams, Widths):
             return []
         return [
             f"method.memory_mb={self.memory_mb}: room for what {room} of {clients} clients changed last; the others' "
-            f"uploads are not corrected. All: {math.ceil(clients * nbytes / MIB)}, in memory and in each checkpoint; "
-            "none: 0."
+            f"uploads are not corrected. All need {math.ceil(clients * nbytes / MIB)}, in each checkpoint too."
         ]
 
     @property
@@ -73,18 +64,17 @@ class FedFanParams(PooledParams, Widths):
 
 @dataclass(kw_only=True)
 class FedFanState(PoolState):
-    """The pool, and rows (d,): its mean M, the last step D, the average of means W, the initial model M_0.
+    """The pool; its mean M and the average of means W, rows (L, d) for L widths; the step D and M_0, rows (d,).
 
-    ``counters`` are the mean's integers (i,), ``statistics`` the mean buffers (L, d - p) of each width, ``visit`` u,
-    a visit's squared length, ``way`` the mean's distance from the initial model, ``pushed`` p c.
+    ``counters`` are the mean's integers (L, i), ``visit`` u, a visit's squared length, ``way`` the mean's distance from
+    the initial model, ``pushed`` p c. D, M_0 and ``way`` are of the widest model, the last of the L.
     """
 
     mean: Array
-    step: Array
     average: Array
+    step: Array
     origin: Array
-    counters: Array
-    statistics: Array
+    counters: Integers
     variates: ControlVariates
     visit: float = 0.0
     way: float = 0.0
@@ -95,28 +85,20 @@ class FedFanState(PoolState):
         """n, how many visits' lengths the mean is away from the initial model."""
         return self.way / math.sqrt(self.visit) if self.visit > 0 else 0.0
 
-    @property
-    def trained(self) -> list[str]:
-        """Names of the parameters."""
-        return [entry.name for entry in self.pool.layout.entries if entry.is_parameter]
-
-    def changed(self, upload: Upload) -> float:
-        """Return the squared length of what a client changed; call it before the upload is written."""
+    def pairs(self, upload: Upload) -> dict[str, tuple[Array, Array]]:
+        """Return each parameter as it was sent and as it came back; call it before the upload is written."""
         sent = self.pool.model(upload.slot)
-        return sum(squared_distance(upload.arrays[name], sent[name]) for name in self.trained)
+        return {e.name: (sent[e.name], upload.arrays[e.name]) for e in self.pool.layout.entries if e.is_parameter}
 
     def shortened(self, upload: Upload, share: float) -> Upload:
         """Return a copy of `upload` with `share` of what its client changed."""
-        sent, new = self.pool.model(upload.slot), upload.arrays
-        return replace(
-            upload, arrays={**new, **{name: sent[name] + share * (new[name] - sent[name]) for name in self.trained}}
-        )
+        shorter = {name: sent + share * (new - sent) for name, (sent, new) in self.pairs(upload).items()}
+        return replace(upload, arrays={**upload.arrays, **shorter})
 
-    def at(self, pool: WidthPool, width: Width) -> Arrays:
-        """Return the average of the means at `width`."""
-        row = self.average.copy()
-        row[pool.layout.parameter_size :] = self.statistics[pool.levels.index(width)]
-        return pool.assembled(row, width)
+    def at(self, width: Width) -> Arrays:
+        """Return the average of the means at `width`, newly allocated."""
+        rank = self.pool.levels.index(width)
+        return self.pool.arrays(self.average[rank].copy(), self.counters[rank], width)
 
 
 class FedFan(Pooled[FedFanParams, FedFanState]):
@@ -158,30 +140,26 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
 
     def init(self, start: Start) -> FedFanState:
         """Return a pool of copies of the initial model, from which the first step and the way are counted."""
-        begun = super().init(start)
-        mean, counters = begun.pool.mean_row()
-        statistics = begun.pool.buffers() if isinstance(begun.pool, WidthPool) else np.empty((0, 0))
+        pool = super().init(start).pool
+        (mean, counters), variates = pool.means(), ControlVariates(pool.layout, self.params.memory)
         return FedFanState(
-            begun.pool, begun.queue, mean=mean, step=np.zeros_like(mean), average=mean.copy(), origin=mean.copy(),
-            counters=counters, statistics=statistics, variates=ControlVariates(begun.pool.layout, self.params.memory),
+            pool, list(range(len(pool))), mean=mean, average=mean.copy(), step=np.zeros_like(mean[-1]),
+            origin=mean[-1].copy(), counters=counters, variates=variates,
         )  # fmt: skip
 
     def recombine(self, state: FedFanState, round: Round, members: list[int]) -> None:
         """Pull all models to their mean, push them along its step, and average the means."""
         pool, trained = state.pool, state.pool.layout.columns("parameters")
-        mean, state.counters = pool.mean_row()
-        step = mean - state.mean
+        mean, state.counters = pool.means()
+        step = mean[-1] - state.mean[-1]
         step[trained.stop :] = 0
-        along = max(0.0, cosine(loops.gram(np.stack([state.step, step]), np.arange(2), slice(None))))
-        state.way = math.sqrt(squared_distance(mean[trained], state.origin[trained]))
+        along = max(0.0, cosine(loops.gram(np.stack([state.step, step]), np.arange(2), slice(0, len(step)))))
+        state.way = math.sqrt(squared_distance(mean[-1, trained], state.origin[trained]))
         state.pushed = self.params.push * along
-        own, newest = self.params.own(state.visits), self.params.newest(round.number)
-        for average, found in zip(state.statistics, pool.buffers() if isinstance(pool, WidthPool) else ()):
-            approach(average, found, newest)
-        pool.follow(own, mean, step, state.pushed)
-        approach(state.average, mean, newest)
+        pool.pull(self.params.own(state.visits), mean, shift=step * state.pushed)
+        state.average += (mean - state.average) * self.params.newest(round.number)
         if self.params.shrink:
-            shrink(pool, trained, self.params.shrink)
+            pool.rows[:, trained] *= 1 - self.params.shrink
         state.mean, state.step = mean, step
 
     def aggregate(self, state: FedFanState, round: Round, uploads: list[Upload]) -> dict[str, float]:
@@ -191,10 +169,9 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         """
         if not uploads:
             return super().aggregate(state, round, uploads)
-        lengths = [state.changed(upload) for upload in uploads]
+        lengths = [sum(squared_distance(new, sent) for sent, new in state.pairs(u).values()) for u in uploads]
         most = self.longest(state, lengths)
-        pairs = list(zip(uploads, lengths))
-        uploads = [state.shortened(upload, math.sqrt(most / n)) if n > most else upload for upload, n in pairs]
+        uploads = [state.shortened(u, math.sqrt(most / n)) if n > most else u for u, n in zip(uploads, lengths)]
         length = sum(min(n, most) for n in lengths) / len(lengths)
         uploads = state.variates.correct(uploads, state.pool.model)
         state.visit += self.params.newest(round.number) * (length - state.visit)
@@ -216,19 +193,22 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
 
     def global_model(self, state: FedFanState) -> Arrays:
         """Return the average of the pool's means, newly allocated."""
-        if isinstance(state.pool, WidthPool):
-            return state.at(state.pool, state.pool.levels[-1])
-        return state.pool.layout.views(state.average.copy(), state.counters)
+        return state.at(state.pool.levels[-1])
 
     def evaluation(self, state: FedFanState) -> Evaluation:
         """Return the average of the means, for every width."""
-        pool = state.pool
-        if not isinstance(pool, WidthPool):
-            return Evaluation([self.global_model(state)])
-        return Evaluation([], {width: state.at(pool, width) for width in reversed(pool.levels)})
+        widths = {width: state.at(width) for width in reversed(state.pool.levels)}
+        return Evaluation([], widths) if state.pool.corners else Evaluation([*widths.values()])
 
 
-def cosine(products: NDArray[np.float64]) -> float:
+def cosine(products: loops.Matrix) -> float:
     """Return the cosine of two vectors, in [-1, 1], from their inner products (2, 2); 0 if one has no length."""
     length = math.sqrt(products[0, 0] * products[1, 1])
     return max(-1.0, min(1.0, float(products[0, 1]) / length)) if length > 0 else 0.0
+
+
+def squared_distance(one: Array, other: Array) -> float:
+    """Return ``||one - other||^2``; in float64 where it is too large for the arrays' dtype."""
+    way = torch.from_numpy(np.subtract(one, other).reshape(-1))
+    found = float(torch.dot(way, way))
+    return found if math.isfinite(found) else float(np.square(np.subtract(one, other, dtype=np.float64)).sum())

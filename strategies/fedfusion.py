@@ -1,36 +1,31 @@
 """FedFusion: every client fuses the features of the model it trains with those of the model it received."""
 
-from __future__ import annotations
-
 import copy
-from dataclasses import dataclass
-from typing import Literal, cast
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.settings import Settings
 from fedcross.strategies import objective
-from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.method import Arrays, Round, Settings, Upload
 from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit, as_arrays, as_tensors
-from fedcross.strategies.parts.fusion import FusedModel, operator
 from fedcross.strategies.parts.losses import cross_entropy
 from fedcross.strategies.parts.single_model import ModelState, SingleModel
-from fedcross.strategies.pool.pool import Arrays
 
 EXTRACTOR = "features.extractor."
 REFERENCE = "features.reference."
 SHARE = "features.fusion.share"
 MIB = 2.0**20
-#: Examples at a time when global features are computed beforehand.
-CHUNK = 500
+CHUNK = 500  # Examples at a time when global features are computed beforehand.
 
 
 class FedFusionParams(Settings):
-    """Settings, explained in ``conf/method/fedfusion.yaml``; ``decay`` is of lambda's moving average."""
-
     operator: Literal["conv", "multi", "single"] = "conv"
     weighting: Literal["examples", "uniform"] = "examples"
     decay: float = Field(0.9, ge=0, lt=1)
@@ -39,12 +34,78 @@ class FedFusionParams(Settings):
     cache_mib: float = Field(1024.0, ge=0)
 
 
+def extractor(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the extractor of `model`, by full name."""
+    return {name: one for name, one in model.items() if name.startswith(EXTRACTOR)}
+
+
+class Concatenate(nn.Conv2d):
+    """Operator ``conv``: ``W [E_l(x) ; E_g(x)] + b`` (Eq. 1), 1x1 from 2C to C channels, (batch, C, height, width)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(2 * channels, channels, 1)
+
+    def forward(self, local: Tensor, reference: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.cat((local, reference), dim=1))
+
+
+class Blend(nn.Module):
+    """Operators ``multi`` and ``single``: ``lambda E_g(x) + (1 - lambda) E_l(x)`` (Eq. 2 and 3).
+
+    One lambda per channel (``multi``), or one (``single``): `shares` is their number. lambda starts at 0, has no bounds
+    and is decayed as any weight. At 0 the result is E_l(x) to the bit.
+    """
+
+    def __init__(self, shares: int) -> None:
+        super().__init__()
+        self.share = nn.Parameter(torch.zeros(shares))
+
+    def forward(self, local: Tensor, reference: Tensor) -> Tensor:
+        share = self.share.view(-1, 1, 1).to(local.dtype)  # with train.precision=bfloat16 the features are narrower
+        return torch.lerp(local, reference.to(local.dtype), share)
+
+
+class FusedFeatures(nn.Module):
+    """A model's features with a fusion operator behind the first part, the ``extractor``; parts keep their names.
+
+    Only the network that the server evaluates has the frozen extractor E_g (``reference``); a client copies it from the
+    extractor that it received.
+    """
+
+    def __init__(self, features: nn.Module, fusion: nn.Module) -> None:
+        super().__init__()
+        for name, part in features.named_children():
+            self.add_module(name, part)
+            if name == "extractor":
+                self.fusion = fusion
+        self.reference: nn.Module | None = None
+
+    def forward(self, x: Tensor, reference: Tensor | None = None) -> Tensor:
+        """Return embeddings (batch, embedding) of inputs `x`; `reference` is E_g(x), (batch, C, height, width).
+
+        Without it E_g is this network's ``reference``, or the extractor itself.
+        """
+        local = self.get_submodule("extractor")(x)
+        if reference is None:
+            reference = local if self.reference is None else self.reference(x)
+        z = self.fusion(local, reference)
+        for name, part in self.named_children():
+            if name not in ("extractor", "fusion", "reference"):
+                z = part(z)
+        return cast("Tensor", z)
+
+
+def frozen(net: Net, prepared: Prepared, x: Tensor) -> Tensor:
+    """Return E_g(x) of inputs `x`, shape (batch, C, height, width), without gradient."""
+    return net.call(EXTRACTOR.rstrip("."), prepared["params"], prepared["buffers"], x, train=False)
+
+
 class Fusion(objective.Objective[FedFusionParams]):
     """Cross-entropy of ``C(F(E_l(x), E_g(x)))``; E_g is the received extractor, frozen, in evaluation behaviour.
 
-    Without augmentation E_g(x) is computed once per visit for all examples and looked up afterwards. Memory while the
-    client trains: n * C * height * width * 4 bytes, 12.25 KiB an example on MNIST and 16 KiB on CIFAR (30,000 MNIST
-    examples: 359 MiB). Above ``cache_mib``, or with augmentation, it is computed batch by batch.
+    Without augmentation E_g(x) is computed once per visit for all examples and looked up afterwards: n * C * height *
+    width * 4 bytes, 12.25 KiB an example on MNIST and 16 KiB on CIFAR. Above ``cache_mib``, or with augmentation, it is
+    computed batch by batch.
     """
 
     by_row = frozenset({"cache"})
@@ -55,57 +116,39 @@ class Fusion(objective.Objective[FedFusionParams]):
 
     def prepare(self, visit: Visit) -> Prepared:
         """Freeze the received extractor, compute global features where that is allowed, and take up kept momentum."""
-        if self.keeps and "momentum" in visit.state:
-            visit.momentum = as_tensors({"momentum": visit.state["momentum"]}, like=visit.y)["momentum"]
-        prepared: Prepared = {
-            "params": {n: p for n, p in visit.params.items() if n.startswith(EXTRACTOR)},
-            "buffers": {n: b for n, b in visit.buffers.items() if n.startswith(EXTRACTOR)},
-        }
+        if self.keeps and visit.state:
+            visit.momentum = as_tensors(visit.state, like=visit.y)["momentum"]
+        prepared: Prepared = {"params": extractor(visit.params), "buffers": extractor(visit.buffers)}
+        count = len(visit.y)
         if not visit.augmented:
-            size = frozen(visit.net, prepared, visit.inputs[:1]).nbytes * len(visit.y)
-            if size <= self.params.cache_mib * MIB:
-                prepared["cache"] = global_features(visit, prepared)
+            first = frozen(visit.net, prepared, visit.inputs[:1])
+            if first.nbytes * count <= self.params.cache_mib * MIB:
+                cache = prepared["cache"] = first.new_empty((count, *first.shape[1:]))  # allocated once
+                for rows in (slice(start, start + CHUNK) for start in range(0, count, CHUNK)):
+                    cache[rows] = frozen(visit.net, prepared, visit.inputs[rows])
         return prepared
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the cross-entropy of the fused network."""
-        if "cache" in prepared and batch.rows is not None:
-            reference = prepared["cache"][batch.rows]
-        else:
-            reference = frozen(net, prepared, batch.x)
-        return cross_entropy(net.call("", params, buffers, batch.x, reference), batch)
+        cached = "cache" in prepared and batch.rows is not None
+        reference = prepared["cache"][batch.rows] if cached else frozen(net, prepared, batch.x)
+        z = net.call("features", params, buffers, batch.x, reference)
+        return cross_entropy(net.classify(params, buffers, z), batch)
 
     def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
-        """Return the client's scores with the E_g it trained with."""
-        return net.call("", params, buffers, x, frozen(net, prepared, x), train=False)
+        z = net.call("features", params, buffers, x, frozen(net, prepared, x), train=False)
+        return net.classify(params, buffers, z, train=False)
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
-        """Store the momentum buffer if so configured; report the size of the cache."""
         cached = prepared["cache"].nbytes / MIB if "cache" in prepared else 0.0
         state = as_arrays({"momentum": cast("Tensor", trained.momentum)}) if self.keeps else None
         return Outcome(state=state, metrics={"cache-mib": cached})
 
 
-def frozen(net: Net, prepared: Prepared, x: Tensor) -> Tensor:
-    """Return E_g(x) of inputs `x`, shape (batch, C, height, width), without gradient."""
-    return net.call(EXTRACTOR.rstrip("."), prepared["params"], prepared["buffers"], x, train=False)
-
-
-def global_features(visit: Visit, prepared: Prepared) -> Tensor:
-    """Return E_g of all of the client's examples, shape (n, C, height, width), allocated once."""
-    first = frozen(visit.net, prepared, visit.inputs[:CHUNK])
-    features = first.new_empty((len(visit.y), *first.shape[1:]))
-    features[: len(first)] = first
-    for start in range(CHUNK, len(visit.y), CHUNK):
-        features[start : start + CHUNK] = frozen(visit.net, prepared, visit.inputs[start : start + CHUNK])
-    return features
-
-
 @dataclass
 class FedFusionState(ModelState):
-    """G, and the extractor of the round before."""
+    """G, and the extractor of the round before, empty at first."""
 
-    previous: Arrays
+    previous: Arrays = field(default_factory=dict)
 
 
 class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
@@ -115,35 +158,23 @@ class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
     ``CE(C(F(E_l(x), E_g(x))), y)``. E is everything up to the second convolution block's pool. The server averages all
     three; then ``lambda <- decay * lambda_before + (1 - decay) * lambda_averaged`` for ``multi`` and ``single``.
 
-    State: G and the extractor of the round before. Clients keep none, or their momentum buffer. Wire: M + |F| each
-    way, |F| = 8,256 (conv, 64 channels), 64 (multi), 1 (single) weights. E_g is G's own E and is not sent; the authors'
-    state_dict holds it twice.
-
-    Readings and deviations:
-
-    - The paper weights clients by examples (default), the code averages uniformly: ``weighting``.
-    - lambda and its moving average (section 3.2 and the code) start at 0, so the lambda sent last is the average so
-      far: no shadow copy is needed.
-    - The code infers with the new E and the *previous* round's E_g, which clients held frozen: ``inference=previous``
-      (default); ``current`` uses the new E for both. ``model.safetensors`` has it as ``features.reference``.
-    - The code keeps each client's momentum between visits, the paper is silent: ``momentum``, reset by default.
-    - The paper caches global features; the code cannot, because of its random crops: ``cache_mib``.
-    - Batch normalisation in E_g (the authors' networks have none) uses the received statistics, unchanged.
+    State: G and the extractor of the round before. Clients keep none, or their momentum buffer. Wire: M + |F| each way,
+    |F| = 8,256 (conv, 64 channels), 64 (multi), 1 (single) weights. E_g is G's own E and is not sent.
+    Deviations: the paper weights clients by examples (default), the code averages uniformly (``weighting``). lambda and
+    its average start at 0, so the lambda sent last is the average so far. The code infers with the new E and the
+    *previous* round's E_g, which clients held frozen (``inference=previous``, in ``model.safetensors`` as
+    ``features.reference``); ``current`` uses the new E for both. The code keeps each client's momentum between visits,
+    the paper is silent (``momentum``). The paper caches global features (``cache_mib``); the code cannot, because of
+    its random crops. Batch normalisation in E_g uses the received statistics, unchanged.
     """
 
     Objective = Fusion
 
     def network(self, model: nn.Module, deployed: bool = False) -> nn.Module:
-        """Return `model` with the fusion operator behind its extractor; deployed also with room for E_g.
-
-        Raises
-        ------
-        ConfigError
-            If the model has no convolution part that ends after its second block.
-        """
+        """Return `model` with the fusion operator behind its extractor; deployed also with room for E_g."""
         if deployed and self.params.inference == "previous":
             model = copy.deepcopy(model)
-            features = cast("FusedModel", model).features
+            features = cast("FusedFeatures", model.get_submodule("features"))
             features.reference = copy.deepcopy(features.get_submodule("extractor"))
         if deployed:
             return model
@@ -153,15 +184,12 @@ class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
                 "method=fedfusion fuses feature maps after the second convolution block, and this model marks none "
                 "(extractor_channels=0). Choose model=fedfusion_cifar, fedfusion_mnist, lenet5 or cnn_femnist."
             )
-        return FusedModel(model, operator(self.params.operator, channels))
-
-    def init(self, start: Start) -> FedFusionState:
-        """Keep the initial model; before the first round both extractors are its own."""
-        model = super().init(start).model
-        return FedFusionState(model, extractor(model))
+        name = self.params.operator
+        fusion = Concatenate(channels) if name == "conv" else Blend(channels if name == "multi" else 1)
+        features = FusedFeatures(model.get_submodule("features"), fusion)
+        return nn.Sequential(OrderedDict(features=features, classifier=model.get_submodule("classifier")))
 
     def aggregate(self, state: FedFusionState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Average, then smooth lambda; the extractor that the clients held frozen becomes the previous one."""
         if not uploads:
             return {}
         state.previous, before = extractor(state.model), state.model.get(SHARE)
@@ -175,12 +203,5 @@ class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
         return metrics
 
     def global_model(self, state: FedFusionState) -> Arrays:
-        """Return the global model, with the extractor of the round before where inference uses that."""
-        if self.params.inference == "current":
-            return state.model
-        return state.model | {REFERENCE + name.removeprefix(EXTRACTOR): a for name, a in state.previous.items()}
-
-
-def extractor(model: Arrays) -> Arrays:
-    """Return the extractor of `model`, by full name."""
-    return {name: array for name, array in model.items() if name.startswith(EXTRACTOR)}
+        previous = state.previous or extractor(state.model) if self.params.inference == "previous" else {}
+        return state.model | {REFERENCE + name.removeprefix(EXTRACTOR): a for name, a in previous.items()}

@@ -1,10 +1,8 @@
 """FedGen: the server learns a generator of embeddings from the clients' heads; clients regularise with it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,25 +12,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.randomness import key
-from fedcross.core.settings import Settings
+from fedcross.core.randomness import key, stream
 from fedcross.strategies import objective
-from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.method import Arrays, Round, Settings, Start, Task, Upload
 from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit, as_arrays, as_tensors
-from fedcross.strategies.parts import generator as gen
 from fedcross.strategies.parts.loss_random import categorical, normal, uniform
-from fedcross.strategies.parts.losses import cross_entropy
+from fedcross.strategies.parts.losses import cross_entropy, divergence
+from fedcross.strategies.parts.prototypes import credible
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
-from fedcross.strategies.pool.pool import Array, Arrays
 
 HEAD = ("classifier.weight", "classifier.bias")
+#: Parameters of the generator that Adam updates; the server also sends ``norm.mean`` and ``norm.variance``.
+TRAINED = ("hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "latent.weight", "latent.bias")
+# PyTorch's defaults: batch normalisation's epsilon, the weight of a new batch in its statistics; Adam's.
+EPSILON, FORGET, RATES, ADAM_EPSILON = 1e-5, 0.1, (0.9, 0.999), 1e-8
 # Purposes of the draws in one step.
 NOISE_OWN, LABELS, NOISE_DRAWN = range(3)
 
 
 class FedGenParams(Settings):
-    """Settings, explained in ``conf/method/fedgen.yaml``."""
-
     alpha: float = Field(0.2, ge=0)
     beta: float = Field(0.2, ge=0)
     decay: float = Field(1.0, gt=0, le=1)
@@ -53,6 +51,67 @@ class FedGenParams(Settings):
         return (normal if self.noise_law == "normal" else uniform)(key, step, purpose, (rows, self.noise), dtype)
 
 
+def create(noise: int, classes: int, hidden: int, embedding: int, seed: int) -> Arrays:
+    """Return a new generator: linear layers uniform in +-1/sqrt(inputs) as PyTorch's, normalisation the identity."""
+    found: Arrays = {}
+    for name, outputs, inputs in (("hidden", hidden, noise + classes), ("latent", embedding, hidden)):
+        draws, bound = stream(seed, f"fedgen {name}"), 1 / np.sqrt(inputs)
+        found[f"{name}.weight"] = draws.uniform(-bound, bound, (outputs, inputs)).astype(np.float32)
+        found[f"{name}.bias"] = draws.uniform(-bound, bound, outputs).astype(np.float32)
+    norm = {"weight": 1.0, "bias": 0.0, "mean": 0.0, "variance": 1.0}
+    return found | {f"norm.{name}": np.full(hidden, value, np.float32) for name, value in norm.items()}
+
+
+def generate(generator: Tensors, noise: Tensor, y: Tensor, classes: int, train: bool = False) -> Tensor:
+    """Return embeddings (b, embedding) of `noise` (b, noise) and labels `y` (b,).
+
+    In training mode the batch's own statistics normalise, and the running ones are replaced in the dictionary.
+    """
+    labels = (y[:, None] == torch.arange(classes, device=y.device)).to(noise.dtype)  # one-hot, also under vmap
+    hidden = functional.linear(torch.cat([noise, labels], 1), generator["hidden.weight"], generator["hidden.bias"])
+    mean, variance = generator["norm.mean"], generator["norm.variance"]
+    if train:
+        unbiased = hidden.var(0, unbiased=False).detach() * (len(hidden) / (len(hidden) - 1))
+        generator["norm.mean"] = torch.lerp(mean, hidden.mean(0).detach(), FORGET)
+        generator["norm.variance"] = torch.lerp(variance, unbiased, FORGET)
+        mean, variance = hidden.mean(0), hidden.var(0, unbiased=False)
+    scaled = (hidden - mean) * torch.rsqrt(variance + EPSILON) * generator["norm.weight"] + generator["norm.bias"]
+    return functional.linear(torch.relu(scaled), generator["latent.weight"], generator["latent.bias"])
+
+
+def teacher_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor, shares: Tensor) -> Tensor:
+    """Return ``mean_b sum_k shares[y_b, k] CE(weight_k z_b + bias_k, y_b)``.
+
+    `z` (b, embedding), `y` (b,); the clients' heads `weight` (k, classes, embedding) and `bias` (k, classes); `shares`
+    (classes, k).
+    """
+    logs = functional.log_softmax(torch.einsum("be,kce->bkc", z, weight) + bias, 2)
+    own = logs.gather(2, y[:, None, None].expand(-1, logs.shape[1], 1))[:, :, 0]
+    return -(shares[y] * own).sum(1).mean()
+
+
+def diversity_loss(noise: Tensor, z: Tensor) -> Tensor:
+    """Return ``exp(-mean_{b,c} mse(noise_b, noise_c) * mae(z_b, z_c))``: small if embeddings differ as their noise."""
+    apart = (noise[:, None] - noise[None]).square().mean(2)
+    spread = (z[:, None] - z[None]).abs().mean(2)
+    return torch.exp(-(apart * spread).mean())
+
+
+def adam(weights: Tensors, slopes: Tensors, moments: Tensors, number: int, lr: float, decay: float) -> None:
+    """Take step `number`, from 1, of Adam (Kingma and Ba 2015) with L2 in the gradient, as ``torch.optim.Adam``.
+
+    `moments` hold ``first.NAME`` and ``second.NAME``; missing ones are 0. PyTorch's own imports its compiler (seconds).
+    """
+    for name, slope in slopes.items():
+        weight = weights[name].detach()
+        gradient = slope + decay * weight
+        first, second = (moments.setdefault(f"{m}.{name}", torch.zeros_like(weight)) for m in ("first", "second"))
+        first.lerp_(gradient, 1 - RATES[0])
+        second.mul_(RATES[1]).addcmul_(gradient, gradient, value=1 - RATES[1])
+        size = (second / (1 - RATES[1] ** number)).sqrt_().add_(ADAM_EPSILON)
+        weights[name] = weight - (lr / (1 - RATES[0] ** number)) * (first / size)
+
+
 class Regularised(objective.Objective[FedGenParams]):
     """Cross-entropy, KL towards the head's view of generated embeddings, cross-entropy on generated embeddings."""
 
@@ -64,44 +123,38 @@ class Regularised(objective.Objective[FedGenParams]):
         """Return the generator, the known labels, both coefficients and the key of the draws."""
         if "generator" not in visit.extras:
             return {}
-        like = next(iter(visit.params.values()))
-        factor = self.params.decay ** (visit.round - 1)
-
-        def coefficient(value: float) -> Tensor:
-            return torch.tensor(max(value * factor, min(value, 1e-4)), dtype=like.dtype, device=like.device)
-
-        generator = as_tensors(visit.extras["generator"], like)
+        like, p, factor = next(iter(visit.params.values())), self.params, self.params.decay ** (visit.round - 1)
+        sent = as_tensors({**visit.extras["generator"], **visit.extras["known"]}, like)
+        generator = {name: tensor.to(like.dtype) for name, tensor in sent.items()}
         return {
-            "generator": {name: tensor.to(like.dtype) for name, tensor in generator.items()},
-            "known": as_tensors(visit.extras["known"], like)["labels"].to(like.dtype),
-            "alpha": coefficient(self.params.alpha),
-            "beta": coefficient(self.params.beta),
+            "known": generator.pop("labels"),
+            "generator": generator,
+            "alpha": like.new_tensor(max(p.alpha * factor, min(p.alpha, 1e-4))),
+            "beta": like.new_tensor(max(p.beta * factor, min(p.beta, 1e-4))),
             "key": torch.tensor(key(visit.seed, "fedgen client", visit.round, visit.client), device=like.device),
         }
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the loss of one batch; examples of unknown labels count as 0 in the KL."""
         scores = net.logits(params, buffers, batch.x)
         loss = cross_entropy(scores, batch)
-        if prepared and self.params.beta:
-            z = self._embed(batch.y, NOISE_OWN, batch.step, prepared)
-            target = functional.log_softmax(net.classify(params, buffers, z), 1).detach()
-            each = (target.exp() * (target - functional.log_softmax(scores, 1))).sum(1)
-            loss = loss + prepared["beta"] * batch.mean(each * prepared["known"][batch.y])
-        if prepared and self.params.alpha:
-            y = categorical(prepared["key"], batch.step, LABELS, self.params.batch, prepared["known"])
-            drawn = net.classify(params, buffers, self._embed(y, NOISE_DRAWN, batch.step, prepared))
-            loss = loss + prepared["alpha"] * functional.cross_entropy(drawn, y)
+        if not prepared:
+            return loss
+        known, key = prepared["known"], prepared["key"]
+
+        def seen(y: Tensor, purpose: int) -> Tensor:
+            """Return the head's scores of generated embeddings of labels `y`."""
+            noise = self.params.draw(key, batch.step, purpose, y.shape[0], known.dtype)
+            return net.classify(params, buffers, generate(prepared["generator"], noise, y, known.shape[0]))
+
+        if self.params.beta:
+            each = divergence(scores, seen(batch.y, NOISE_OWN).detach())
+            loss = loss + prepared["beta"] * batch.mean(each * known[batch.y])
+        if self.params.alpha:
+            y = categorical(key, batch.step, LABELS, self.params.batch, known)
+            loss = loss + prepared["alpha"] * functional.cross_entropy(seen(y, NOISE_DRAWN), y)
         return loss
 
-    def _embed(self, y: Tensor, purpose: int, step: int | Tensor, prepared: Prepared) -> Tensor:
-        """Return generated embeddings of labels `y`, shape (len(y), embedding)."""
-        known = prepared["known"]
-        noise = self.params.draw(prepared["key"], step, purpose, y.shape[0], known.dtype)
-        return gen.generate(prepared["generator"], noise, gen.one_hot(y, known.shape[0], noise), train=False)
-
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
-        """Send how many examples of each label there are."""
         counts = torch.bincount(visit.y, minlength=visit.classes).cpu().numpy().astype(np.int64)
         return Outcome(extras={"labels": {"counts": counts}})
 
@@ -110,8 +163,8 @@ class Regularised(objective.Objective[FedGenParams]):
 class FedGenState(ModelState):
     """The global model, the generator with running statistics, the labels that it knows, Adam's moments and step."""
 
-    generator: Arrays
-    known: Array
+    generator: Arrays = field(default_factory=dict)
+    known: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     moments: Arrays = field(default_factory=dict)
     adam_steps: int = 0
 
@@ -119,9 +172,9 @@ class FedGenState(ModelState):
 class FedGen(SingleModel[FedGenParams, FedGenState]):
     """Zhu, Hong and Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
 
-    Generator g: noise and one-hot label -> linear 512 -> batch normalisation -> ReLU -> linear -> embedding z; 100,948
-    weights for 10 classes and LeNet-5's embedding of 84. With heads h_k of this round's uploads, counts n_k^y and
-    weights ``a_k^y = n_k^y / sum_j n_j^y``, the server takes `generator_steps` Adam steps on ::
+    Generator g: noise and one-hot label -> linear 512 -> batch normalisation -> ReLU -> linear -> embedding z. With
+    heads h_k of this round's uploads, counts n_k^y and ``a_k^y = n_k^y / sum_j n_j^y`` the server takes Adam steps on
+    ::
 
         mean_b sum_k a_k^{y_b} CE(h_k(z_b), y_b)
         + diversity * exp(-mean_{b,c} (|e_b - e_c|^2 / dim e) (|z_b - z_c|_1 / dim z))
@@ -131,44 +184,37 @@ class FedGen(SingleModel[FedGenParams, FedGenState]):
         CE + beta KL(softmax h(g(y)) || softmax h(f(x))) + alpha mean CE(h(g(y')), y')
 
     with y its own labels, the generated side of the KL detached, and y' drawn uniformly from the labels that the
-    generator has been trained on. In round r (from 1) alpha and beta are multiplied by ``decay^(r-1)``, 1e-4 at least,
-    as in the official code. The generator is in training mode on the server, in evaluation mode on clients.
+    generator has been trained on. In round r (from 1) alpha and beta are multiplied by ``decay^(r-1)``, 1e-4 at least.
 
-    State: the global model, the generator with running statistics, Adam's moments and step, the known labels; clients
-    keep none. Wire: down one model, and from the second round on the generator (weights and running statistics) and
-    one byte per class; up one model and 8 bytes per class (label counts).
+    State: the global model, the generator with running statistics, Adam's moments and step, the known labels. Wire:
+    down one model, and from round 2 on the generator and a byte per class; up one model and 8 bytes per class (label
+    counts).
 
-    Presets: ``method=fedgen`` has the coefficients of the FedCross lab (alpha = beta = .2, no decay, batches of 50),
-    whose tables are compared here; the authors' alpha = beta = 10 were chosen for MNIST only.
-    ``method=fedgen_official`` has theirs (times .98 a round, batches of 32).
-
-    Deviations: counts are those of a client's whole data, not of the batches that it drew. Per-label weights multiply
-    each example's loss; both codes multiply shapes (b,) and (b, 1), so the weight becomes a mean over the batch. Noise
-    is standard normal as in the paper (`noise_law=uniform` as in the codes). Adam's state persists (anew each round in
-    the lab's code: `fresh_adam=true`). The alpha term is a plain mean (times generator batch / client batch in the
-    official code, 1 in its settings). In the first round, when both codes switch the terms off, the generator is not
-    sent. A label that the generator was never trained on is left out of the KL. The codes' adversarial student term has
-    weight 0 and is left out.
+    Deviations: counts are those of a client's whole data, not of the batches that it drew, and count only if they add
+    up to its examples. Per-label weights multiply each example's loss; both codes multiply shapes (b,) and (b, 1), so
+    the weight becomes a mean over the batch. Noise is standard normal as in the paper (`noise_law=uniform` as in the
+    codes). Adam's state persists (`fresh_adam=true`: anew each round, as in the lab's code). The alpha term is a plain
+    mean, in the official code times generator batch / client batch. A label that the generator was never trained on is
+    left out of the KL. The codes' adversarial student term has weight 0 and is left out. ``method=fedgen`` has the
+    coefficients of the FedCross lab, ``method=fedgen_official`` the authors' for MNIST.
     """
 
     Objective = Regularised
 
     def init(self, start: Start) -> FedGenState:
-        """Keep the model and create the generator; a ConfigError unless it has a linear head called ``classifier``."""
         if any(name not in start.arrays for name in HEAD):
             raise ConfigError(f"method.name='fedgen': needs a model with {' and '.join(HEAD)}. Choose another model.")
-        classes, embedding = start.arrays[HEAD[0]].shape
-        generator = gen.create(self.params.noise, classes, self.params.hidden, embedding, start.seed)
-        return FedGenState(super().init(start).model, as_arrays(generator), np.zeros(classes, np.uint8))
+        state, (classes, embedding) = super().init(start), start.arrays[HEAD[0]].shape
+        state.generator = create(self.params.noise, classes, self.params.hidden, embedding, start.seed)
+        state.known = np.zeros(classes, np.uint8)
+        return state
 
     def dispatch(self, state: FedGenState, round: Round) -> list[Task]:
-        """Send the global model, and the generator once it has been trained; ask for label counts."""
         known = {"generator": state.generator, "known": {"labels": state.known}} if state.known.any() else {}
         return to_all(state.model, round, extras=known, returns={"labels": {"counts": (state.known.shape, "int64")}})
 
     def aggregate(self, state: FedGenState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Train the generator on the uploaded heads, then average the models."""
-        counts = np.array([_honest(u.extras["labels"]["counts"], u.num_examples) for u in uploads])
+        counts = np.array([credible(u.extras["labels"]["counts"], u.num_examples) for u in uploads])
         metrics = {}
         if counts.any():
             metrics = {"generator_loss": self.train_generator(state, round, counts, [u.arrays for u in uploads])}
@@ -177,13 +223,9 @@ class FedGen(SingleModel[FedGenParams, FedGenState]):
         return metrics
 
     def train_generator(
-        self, state: FedGenState, round: Round, counts: NDArray[np.int64], models: Sequence[Arrays]
+        self, state: FedGenState, round: Round, counts: NDArray[np.float64], models: Sequence[Arrays]
     ) -> float:
-        """Take the round's Adam steps and return the last loss.
-
-        `counts` (k, classes) are the examples of each label that each client holds, `models` the k uploads, of which
-        only the heads are used.
-        """
+        """Take the round's Adam steps on the heads of `models` with label counts (k, classes); return the last loss."""
         p, total = self.params, counts.sum(0)
         weight, bias = (torch.from_numpy(np.stack([m[name] for m in models]).astype(np.float32)) for name in HEAD)
         shares = torch.from_numpy((counts / np.maximum(total, 1)).astype(np.float32)).T  # (classes, k)
@@ -198,20 +240,12 @@ class FedGen(SingleModel[FedGenParams, FedGenState]):
             for step in range(p.generator_steps):
                 y = categorical(draws, step, LABELS, p.generator_batch, held)
                 noise = p.draw(draws, step, NOISE_DRAWN, p.generator_batch, torch.float32)
-                leaves = {name: generator[name].requires_grad_() for name in gen.TRAINED}
-                z = gen.generate(generator, noise, gen.one_hot(y, len(total), noise), train=True)
-                loss = gen.teacher_loss(z, y, weight, bias, shares) + p.diversity * gen.diversity_loss(noise, z)
-                slopes = torch.autograd.grad(loss, list(leaves.values()))
-                named = dict(zip(leaves, slopes))
-                gen.adam(generator, named, moments, before + step + 1, lr, p.generator_weight_decay)
+                leaves = {name: generator[name].requires_grad_() for name in TRAINED}
+                z = generate(generator, noise, y, len(total), train=True)
+                loss = teacher_loss(z, y, weight, bias, shares) + p.diversity * diversity_loss(noise, z)
+                slopes = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()))))
+                adam(generator, slopes, moments, before + step + 1, lr, p.generator_weight_decay)
         finally:
             torch.set_num_threads(threads)
         state.generator, state.moments = as_arrays(generator), as_arrays(moments)
         return float(loss.detach())
-
-
-def _honest(counts: NDArray[Any], examples: int) -> NDArray[np.int64]:
-    """Return label counts (classes,) that sum to `examples` at most: no client takes the labels over by huge claims."""
-    cut = np.clip(counts, 0, examples)
-    bounded: NDArray[np.int64] = np.floor(cut * min(1.0, examples / max(int(cut.sum()), 1))).astype(np.int64)
-    return bounded

@@ -1,7 +1,5 @@
 """FedLC: clients train with a margin for their rare classes, calibrated by their own label counts."""
 
-from __future__ import annotations
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -11,13 +9,8 @@ from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tenso
 from fedcross.strategies.parts.losses import cross_entropy
 from fedcross.strategies.parts.single_model import SingleModel
 
-#: The count of a class that a client does not have: its margin is 100 tau.
-ABSENT = 1e-8
-
 
 class FedLCParams(Settings):
-    """``tau``: weight of the margins, 0 or more; 0 is FedAvg."""
-
     tau: float = Field(1.0, ge=0)
 
 
@@ -26,12 +19,10 @@ class Calibrated(Objective[FedLCParams]):
 
     def prepare(self, visit: Visit) -> Prepared:
         """Return the margins (classes,)."""
-        like = next(iter(visit.params.values()))
-        counts = torch.bincount(visit.y, minlength=visit.classes).to(like.dtype)
-        return {"margin": self.params.tau * counts.clamp(min=ABSENT) ** -0.25}
+        counts = torch.bincount(visit.y, minlength=visit.classes).to(next(iter(visit.params.values())).dtype)
+        return {"margin": self.params.tau * counts.clamp(min=1e-8) ** -0.25}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the scalar loss of one batch."""
         return cross_entropy(net.logits(params, buffers, batch.x) - prepared["margin"], batch)
 
 
@@ -41,11 +32,9 @@ class FedLC(SingleModel[FedLCParams]):
     Client k minimises the cross-entropy of ``f_c(x) - tau n_c^(-1/4)``, n_c the examples of class c in this visit: rare
     classes need a larger margin. Predictions use f itself. The server averages as FedAvg does, by examples.
 
-    State: the global model; clients keep none. Wire: one model down, one up.
-
-    Deviations: the formula's denominator sums over the other classes; here, in Flower's baseline and in fluke over all,
-    which is a cross-entropy. No code of the authors was found. An absent class has an infinite margin in the formula;
-    here n_c is at least 1e-8, so training leaves that logit alone. The reported training loss has the margins.
+    State and wire: FedAvg's. Deviations: the formula's denominator sums over the other classes; here, in Flower's
+    baseline and in fluke over all. An absent class has an infinite margin in the formula; here n_c is at least 1e-8, so
+    training leaves that logit alone. The reported training loss has the margins.
     """
 
     Objective = Calibrated

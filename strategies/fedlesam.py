@@ -1,22 +1,18 @@
 """FedLESAM-D: FedDyn with the gradient uphill along the last global step, at the price of one gradient a step."""
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 
+from fedcross.strategies.feddyn import Dual, DualParams, FedDyn
 from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit, unflatten
-from fedcross.strategies.parts.duals import Dual, DualParams, DualServer
 from fedcross.strategies.parts.vectors import keep, kept, scaled, shifted
 
 
 class FedLESAMParams(DualParams):
-    """Settings of FedLESAM-D, beside those of FedDyn: ``rho``, the length of the way uphill; 0 is FedDyn."""
-
     rho: float = Field(0.01, ge=0)
 
 
-class Estimated(Dual[FedLESAMParams]):
+class Estimated(Dual):
     """FedDyn's loss, with the gradient of cross-entropy taken at ``w + rho (G_old - G)/|G_old - G|``."""
 
     def prepare(self, visit: Visit) -> Prepared:
@@ -26,28 +22,21 @@ class Estimated(Dual[FedLESAMParams]):
         return {**found, "way": unflatten(way, visit.params)}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the scalar loss of one batch at the shifted model."""
         return super().loss(net, shifted(params, prepared["way"]), buffers, batch, prepared)
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
-        """Keep h_u, and the received model as G_old."""
-        outcome = super().finish(visit, trained, prepared)
-        return Outcome(state={**(outcome.state or {}), **keep(visit, old=prepared["start"])})
+        state = super().finish(visit, trained, prepared).state or {}
+        return Outcome(state=state | keep(visit, old=prepared["start"]))
 
 
-class FedLESAM(DualServer[FedLESAMParams]):
+class FedLESAM(FedDyn[FedLESAMParams]):
     """Fan et al., Locally Estimated Global Perturbations are Better than Local Perturbations for FedSAM, ICML 2024.
 
     The variant FedLESAM-D. Client u steps along ``g(w + e) + a (w - G + h_u)`` with ``e = rho (G_old - G)/|G_old - G|``
     where G_old is the model that it received at its last visit. The server sets ``G = mean_S w_u + mean_N h_u``.
 
-    State: G, the last uploads' mean, the sum of all h_u; every client keeps h_u and G_old. Wire: one model down, one
-    up. A client computes one gradient a step.
-
-    Compared with public code: FL-SAM takes G_old from the last round, and one norm over all weights as here.
-
-    Deviations: as :class:`strategies.feddyn.FedDyn`. Statistics of batch normalisation and the reported loss are those
-    at ``w + e``.
+    State and wire: FedDyn's; every client also keeps G_old. A client computes one gradient a step.
+    Deviations: FedDyn's. Statistics of batch normalisation and the reported loss are those at ``w + e``.
     """
 
     Objective = Estimated

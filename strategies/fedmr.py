@@ -9,9 +9,7 @@ from pydantic import Field
 from fedcross.core.randomness import stream
 from fedcross.strategies.method import Round
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
-from fedcross.strategies.pool.loops import over_blocks
 from fedcross.strategies.pool.mixing import uniform
-from fedcross.strategies.pool.pool import Array, Pool
 
 
 class FedMRParams(PooledParams):
@@ -22,12 +20,6 @@ class FedMRParams(PooledParams):
 
     first_stage: int = Field(0, ge=0)
     partition: float = Field(0.0, ge=0, le=1)
-
-    def remarks(self) -> list[str]:
-        """Return warnings about settings that are allowed but unusual."""
-        if self.partition == 1:
-            return ["method.partition=1: whole models change slots and nothing is recombined; see method=daisychain."]
-        return []
 
 
 class FedMR(Pooled[FedMRParams, PoolState]):
@@ -46,26 +38,21 @@ class FedMR(Pooled[FedMRParams, PoolState]):
 
     def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:
         """Move every entry by a permutation of its own, or take the mean in the first stage."""
+        pool, slots = state.pool, np.asarray(members)
         if round.number <= self.params.first_stage:
-            state.pool.mix(uniform(len(state.pool), members))
-        else:
-            entries = len(state.pool.layout.entries)
-            recombine(state.pool, members, permutations(entries, len(members), self.params.partition, round))
+            pool.mix(uniform(len(pool), members))
+            return
+        orders = permutations(len(pool.layout.entries), len(slots), self.params.partition, round)
+        for entry, order in zip(pool.layout.entries, orders, strict=True):
+            values = (pool.integers if entry.is_integer else pool.rows)[:, entry.start : entry.stop]
+            values[slots] = values[slots[order]]
 
 
-def recombine(pool: Pool, members: list[int], sources: NDArray[np.int64]) -> None:
-    """Move the entries of the members' models: member i gets entry e from the model of member ``sources[e, i]``.
-
-    `sources` (E, m) has one row for each entry of the ``state_dict``: positions in `members`.
-    """
-    slots = np.asarray(members, np.int64)
-    for entry, order in zip(pool.layout.entries, sources, strict=True):
-        values = pool.integers if entry.is_integer else pool.rows
-
-        def move(_: int, columns: slice, values: Array = values, order: Array = order) -> None:
-            values[slots, columns] = values[slots[order], columns]
-
-        over_blocks(move, len(slots), values.itemsize, entry.start, entry.stop)
+def permutations(entries: int, m: int, partition: float, round: Round) -> NDArray[np.int64]:
+    """Return this round's permutations of m positions, int64 (entries, m); the entries of a group share one."""
+    group = groups(entries, partition)
+    draw = stream(round.seed, "recombination", round.number)
+    return draw.permuted(np.tile(np.arange(m), (group[-1] + 1, 1)), axis=1)[group]
 
 
 def groups(entries: int, partition: float) -> list[int]:
@@ -75,10 +62,3 @@ def groups(entries: int, partition: float) -> list[int]:
         group += partition == 0 or entry >= entries * partition * (group + 1)
         found.append(group)
     return found
-
-
-def permutations(entries: int, m: int, partition: float, round: Round) -> NDArray[np.int64]:
-    """Return this round's permutations of m positions, int64 (entries, m); the entries of a group share one."""
-    group = groups(entries, partition)
-    draw = stream(round.seed, "recombination", round.number)
-    return draw.permuted(np.tile(np.arange(m), (group[-1] + 1, 1)), axis=1)[group]

@@ -11,9 +11,8 @@ from pydantic import Field
 from fedcross.core.randomness import stream
 from fedcross.strategies.method import Round, Start
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
-from fedcross.strategies.pool.loops import over_blocks
 from fedcross.strategies.pool.mixing import Part
-from fedcross.strategies.pool.pool import Array, Arrays, Pool
+from fedcross.strategies.pool.pool import Array, Arrays, Integers
 
 
 class FedMutParams(PooledParams):
@@ -34,7 +33,7 @@ class FedMutState(PoolState):
     """The pool, and the mean of the last round's uploads as a row (d,) and its integers (i,)."""
 
     mean: Array
-    counters: Array
+    counters: Integers
 
 
 class FedMut(Pooled[FedMutParams, FedMutState]):
@@ -61,29 +60,19 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
 
     def recombine(self, state: FedMutState, round: Round, members: list[int]) -> None:
         """Take the mean of the uploads and spread the slots around it."""
-        params, entries = self.params, state.pool.layout.entries
-        factors = params.radius * mutations(len(entries), len(state.pool), params.ratio(round.number), round)
-        if params.part == "parameters":
-            factors[[not entry.is_parameter for entry in entries]] = 0.0
-        new, state.counters = state.pool.mean_row(members)
-        mutate(state.pool, new, new - state.mean, factors)
-        state.mean = new
-        state.pool.integers[...] = state.counters
+        pool, params, entries = state.pool, self.params, state.pool.layout.entries
+        factors = params.radius * mutations(len(entries), len(pool), params.ratio(round.number), round)
+        new, state.counters = pool.mean_row(members)
+        step, state.mean = new - state.mean, new
+        pool.integers[...], pool.rows[...] = state.counters, new
+        for entry, scale in zip(entries, factors.astype(new.dtype)):
+            if entry.is_parameter or not (entry.is_integer or params.part == "parameters"):
+                for row, factor in zip(pool.rows, scale):
+                    row[entry.start : entry.stop] += factor * step[entry.start : entry.stop]
 
     def global_model(self, state: FedMutState) -> Arrays:
         """Return the mean of the last round's uploads, newly allocated."""
-        return state.pool.layout.views(state.mean.copy(), state.counters)
-
-
-def mutate(pool: Pool, mean: Array, step: Array, factors: NDArray[np.float64]) -> None:
-    """Set every slot's float entry e to ``mean + factors[e, slot] * step``; `factors` is (E, K)."""
-    for entry, scale in zip(pool.layout.entries, factors.astype(pool.rows.dtype), strict=True):
-
-        def spread(_: int, columns: slice, scale: Array = scale) -> None:
-            pool.rows[:, columns] = mean[columns] + scale[:, None] * step[columns]
-
-        if not entry.is_integer:
-            over_blocks(spread, len(pool), pool.rows.itemsize, entry.start, entry.stop)
+        return state.pool.arrays(state.mean.copy(), state.counters)
 
 
 def mutations(entries: int, k: int, ratio: float, round: Round) -> NDArray[np.float64]:

@@ -1,23 +1,15 @@
 """FedNova: each client's update counts by its direction, not by the number of its steps."""
 
-from __future__ import annotations
-
 import numpy as np
 from pydantic import Field
 
-from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Task, Upload
+from fedcross.strategies.method import Round, Settings, Task, Upload
 from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit
-from fedcross.strategies.parts.averaging import effective_steps, weighted_mean
+from fedcross.strategies.parts.averaging import effective_steps
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
-
-#: More steps than any visit has; a client that reports more is not believed.
-MOST_STEPS = 10**7
 
 
 class FedNovaParams(Settings):
-    """``momentum``: rho, that of the clients' optimiser, ``train.momentum``."""
-
     momentum: float = Field(0.0, ge=0, lt=1)
 
 
@@ -28,7 +20,6 @@ class Counted(Objective[FedNovaParams]):
     sends = frozenset({"steps"})
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
-        """Send tau, the number of steps."""
         return Outcome({"steps": {"tau": np.array(trained.steps, np.int64)}})
 
 
@@ -37,38 +28,31 @@ class FedNova(SingleModel[FedNovaParams, ModelState]):
 
     With ``d_u = (w - w_u)/a_u`` the server sets ``w -= (sum_u p_u a_u) sum_u p_u d_u``, p_u the share of u's examples
     among the uploads. a_u is the number of plain steps that u's tau_u steps with momentum rho are worth,
-    ``(tau - rho (1 - rho^tau)/(1 - rho))/(1 - rho)``; without momentum a_u = tau_u. With equal a_u this is FedAvg, and
-    computed as FedAvg.
+    ``(tau - rho (1 - rho^tau)/(1 - rho))/(1 - rho)``. With equal a_u this is FedAvg, and computed as FedAvg.
 
-    State: the global model; clients keep none. Wire: one model down; one model and 8 bytes up, the number of steps.
-
-    Deviations: the authors' code (JYWa/FedNova) accumulates a_u step by step, to the same numbers (tested); its
-    proximal term, Nesterov and server momentum are not here. It communicates parameters alone; here statistics of batch
-    normalisation are averaged by examples. The sums leave out lost uploads, and those that report fewer than one step
-    or more than ten million. Weight decay is part of d_u.
+    State: the global model. Wire: one model down; one model and 8 bytes up, the number of steps.
+    Deviations: the authors' code (JYWa/FedNova) accumulates a_u step by step, to the same numbers; its proximal term,
+    Nesterov and server momentum are not here. Statistics of batch normalisation are averaged by examples. Uploads that
+    report fewer than one step or more than ten million are left out. Weight decay is part of d_u.
     """
 
     Objective = Counted
 
     def dispatch(self, state: ModelState, round: Round) -> list[Task]:
-        """Send the global model; expect the number of steps, an int64 scalar."""
         return to_all(state.model, round, returns={"steps": {"tau": ((), "int64")}})
 
     def aggregate(self, state: ModelState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Move the global model by the normalised updates."""
         steps = {upload.slot: int(upload.extras["steps"]["tau"]) for upload in uploads}
-        uploads = [upload for upload in uploads if 1 <= steps[upload.slot] <= MOST_STEPS]
+        uploads = [upload for upload in uploads if 1 <= steps[upload.slot] <= 10**7]
         if not uploads:
             return {}
         worth = np.array([effective_steps(steps[upload.slot], self.params.momentum) for upload in uploads])
+        sent, share = state.model, np.array(self.weights(uploads)) / sum(self.weights(uploads))
+        super().aggregate(state, round, uploads)
         if (worth == worth[0]).all():
-            return {**super().aggregate(state, round, uploads), "effective_steps": float(worth[0])}
-        share = np.array(self.weights(uploads)) / sum(self.weights(uploads))
+            return {"effective_steps": float(worth[0])}
         weight = share * (share @ worth) / worth
-        mean = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
         for name in state.parameters:
-            start = state.model[name]
-            way = np.sum([w * (u.arrays[name] - start) for w, u in zip(weight, uploads)], axis=0)
-            mean[name] = np.asarray(start + way, dtype=start.dtype)
-        state.model = mean
+            way = np.sum([w * (u.arrays[name] - sent[name]) for w, u in zip(weight, uploads)], axis=0)
+            state.model[name] = np.asarray(sent[name] + way, dtype=sent[name].dtype)
         return {"effective_steps": float(share @ worth)}

@@ -1,7 +1,5 @@
 """FedProx: FedAvg with a proximal term that keeps the clients' models near the global model."""
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
 
@@ -11,20 +9,16 @@ from fedcross.strategies.parts.single_model import SingleModel
 
 
 class FedProxParams(Settings):
-    """``mu``: weight of the proximal term, 0 or more; 0 is FedAvg."""
-
-    mu: float = Field(0.01, ge=0)
+    mu: float = Field(0.01, ge=0, description="weight of the proximal term; 0 is FedAvg")
 
 
 class Proximal(Objective[FedProxParams]):
     """Cross-entropy + (mu/2) ||w - G||^2, the second term through its gradient mu (w - G)."""
 
     def prepare(self, visit: Visit) -> Prepared:
-        """Keep the received parameters, flat (p,)."""
         return {"anchor": flatten(visit.params)}
 
     def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
-        """Return ``mu (w - G)``, shape (p,)."""
         mu = self.params.mu
         return mu * (flat - prepared["anchor"]) if mu else None
 
@@ -34,9 +28,7 @@ class FedProx(SingleModel[FedProxParams]):
 
     Client k minimises ``F_k(w) + (mu/2) ||w - G||^2`` over parameters; the server averages as FedAvg does, by examples.
 
-    State: the global model; clients keep none. Wire: one model down, one up.
-
-    Deviation: every client does the same local work. The reported training loss is the cross-entropy alone.
+    State and wire: FedAvg's. Deviation: every client does the same local work; the reported loss is the cross-entropy.
     """
 
     Objective = Proximal

@@ -1,22 +1,15 @@
 """FedVARP: the server keeps every client's last update and corrects the mean of those that did not answer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
 from pydantic import Field
 
-from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.method import Arrays, Round, Settings, Upload
 from fedcross.strategies.parts.population import Population, PopulationState, Uniform
-from fedcross.strategies.parts.vectors import zeros
-from fedcross.strategies.wire.records import Arrays
 
 
 class FedVARPParams(Settings):
-    """``server_lr``: length of the global step."""
-
     server_lr: float = Field(1.0, gt=0)
 
 
@@ -32,27 +25,20 @@ class FedVARP(Uniform[FedVARPParams, FedVARPState], Population[FedVARPParams, Fe
     """Jhunjhunwala et al., FedVARP: Tackling the Variance Due to Partial Client Participation, UAI 2022.
 
     With the updates ``d_u = w_u - G`` the server sets ``G += s (mean_S (d_u - y_u) + mean_N y_u)`` and then
-    ``y_u = d_u`` for the clients of the round. All y_u start at zero; s is the server's learning rate.
+    ``y_u = d_u`` for the clients of the round. All y_u start at zero; s is the server's learning rate. If all clients
+    take part, or in the first round of a client, y_u drops out: then this is FedAvg with a uniform mean.
 
-    State: G, y_u of every client that has answered (N models), and their sum; clients keep none. Wire: one model down,
-    one up.
-
-    If all clients take part, or in the first round of a client, y_u drops out: then this is FedAvg with a uniform mean.
-
+    State: G, y_u of every client that has answered (N models), and their sum. Wire: FedAvg's.
     Deviations: corrected are parameters; statistics of batch normalisation are averaged. A lost client keeps its y_u.
     """
 
-    def init(self, start: Start) -> FedVARPState:
-        """Keep the initial model; all updates are zero."""
-        return FedVARPState(super().init(start).model, total=zeros(start))
+    zeros = ("total",)
 
     def aggregate(self, state: FedVARPState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Move the global model by the corrected mean, and keep the updates."""
         if not uploads:
             return {}
         sent, count = state.model, max(state.population, len(uploads))
         super().aggregate(state, round, uploads)
-        state.model = dict(state.model)
         moves = [{name: upload.arrays[name] - sent[name] for name in state.total} for upload in uploads]
         for name, total in state.total.items():
             before = [state.updates[u.client][name] if u.client in state.updates else 0 * total for u in uploads]

@@ -1,8 +1,7 @@
 """FedWMSAM: FedCM's momentum with SCAFFOLD's variates, and the gradient where that momentum leads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -10,27 +9,16 @@ from pydantic import Field
 from torch import Tensor
 
 from fedcross.strategies.fedcm import FedCMParams, global_step, weighted
-from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.method import Arrays, Round, Start, Task, Upload
 from fedcross.strategies.objective import Batch, Net, Prepared, Tensors, Visit, flatten, unflatten
-from fedcross.strategies.parts.vectors import scaled, shifted, vector, zeros
+from fedcross.strategies.parts.vectors import scaled, shifted, vector
 from fedcross.strategies.scaffold import Controlled, Scaffold, ScaffoldParams, ScaffoldState
-from fedcross.strategies.wire.records import Arrays
 
 #: The weight of the gradients stays in these bounds, and goes this share of the way to its goal in a round.
 BOUNDS, PACE = (0.1, 0.9), 0.01
 
 
 class FedWMSAMParams(FedCMParams, ScaffoldParams):
-    """Settings of FedWMSAM, beside those of FedCM and SCAFFOLD.
-
-    Parameters
-    ----------
-    alpha : float
-        Weight of the batch's gradient in the first round, between 0 and 1; the momentum has the rest.
-    rho : float
-        Length of the way from the model to the point whose gradient is taken.
-    """
-
     alpha: float = Field(0.1, gt=0, lt=1)
     rho: float = Field(0.01, ge=0)
 
@@ -38,7 +26,6 @@ class FedWMSAMParams(FedCMParams, ScaffoldParams):
 class MomentumGuided(Controlled):
     """Cross-entropy, whose gradient at ``w + e`` is mixed with the client's momentum: ``a g(w + e) + (1 - a) m_u``."""
 
-    params: FedWMSAMParams
     needs = frozenset({"control", "momentum", "mixing"})
 
     def prepare(self, visit: Visit) -> Prepared:
@@ -49,15 +36,12 @@ class MomentumGuided(Controlled):
         return {**found, "momentum": momentum, "mixing": torch.tensor(mixing, dtype=momentum.dtype).to(momentum.device)}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the cross-entropy of one batch at ``w + e``; its gradient is a times that of cross-entropy."""
         ahead = prepared["start"] + batch.step * prepared["momentum"] - flatten(params).detach()
         moved = shifted(params, unflatten(scaled(ahead, self.params.rho), params))
         return weighted(super().loss(net, moved, buffers, batch, prepared), prepared["mixing"])
 
     def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
-        """Return ``(1 - a) m_u``."""
-        term: Tensor = (1 - prepared["mixing"]) * prepared["momentum"]
-        return term
+        return cast("Tensor", (1 - prepared["mixing"]) * prepared["momentum"])
 
 
 @dataclass
@@ -68,7 +52,7 @@ class FedWMSAMState(ScaffoldState):
     mixing: float = 0.1
 
 
-class FedWMSAM(Scaffold):
+class FedWMSAM(Scaffold[FedWMSAMParams, FedWMSAMState]):
     """Li et al., Fast and Flat Federated Learning via Weighted Momentum and Sharpness-Aware Minimization, NeurIPS 2025.
 
     Step k of client u goes along ``a g(w + e) + (1 - a) m_u`` with ``m_u = D + a/(1 - a) (c - c_u)``, FedCM's D and
@@ -77,31 +61,23 @@ class FedWMSAM(Scaffold):
 
     State: SCAFFOLD's, the last global step, a; every client keeps c_u. Wire: three models down, two up. A client
     computes one gradient a step.
-
-    Compared with the authors' code (Huang-Yongzhi/NeurlPS_FedWMSAM): it takes ``e`` with the opposite sign, and one
-    number of d for each layer, where the paper has the vector.
-
-    Deviations: as :class:`strategies.scaffold.Scaffold` and :class:`strategies.fedcm.FedCM`.
+    Deviations: SCAFFOLD's and FedCM's. The authors' code (Huang-Yongzhi/NeurlPS_FedWMSAM) takes ``e`` with the opposite
+    sign, and one number of d for each layer, where the paper has the vector.
     """
 
-    Params = FedWMSAMParams
     Objective = MomentumGuided
-    params: FedWMSAMParams
+    zeros = ("total", "momentum")
 
     def init(self, start: Start) -> FedWMSAMState:
-        """Keep the initial model; variates and momentum are zero."""
-        return FedWMSAMState(**vars(super().init(start)), momentum=zeros(start), mixing=self.params.alpha)
+        state = super().init(start)
+        state.mixing = self.params.alpha
+        return state
 
-    def dispatch(self, state: FedWMSAMState, round: Round) -> list[Task]:  # type: ignore[override]
-        """Send the global model, c, its last step and a; expect the change of the client's variate."""
+    def dispatch(self, state: FedWMSAMState, round: Round) -> list[Task]:
         extras, config = {"momentum": state.momentum}, {"mixing": state.mixing}
-        tasks = super().dispatch(state, round)
-        return [replace(task, extras={**task.extras, **extras}, config=config) for task in tasks]
+        return [replace(t, extras={**t.extras, **extras}, config=config) for t in super().dispatch(state, round)]
 
-    def aggregate(  # type: ignore[override]
-        self, state: FedWMSAMState, round: Round, uploads: list[Upload]
-    ) -> dict[str, float]:
-        """Aggregate as SCAFFOLD does; keep the global step, and move a."""
+    def aggregate(self, state: FedWMSAMState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         if not uploads:
             return {}
         before, last = state.model, state.momentum

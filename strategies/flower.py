@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedcross.core.errors import ConfigError, FederationError, counted
 from fedcross.core.settings import parse
-from fedcross.strategies.method import Method, Start
+from fedcross.strategies.method import Method, Round, Start
 from fedcross.strategies.round.driver import Driver
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.run import open_run
@@ -44,20 +44,13 @@ ONLY: dict[str, tuple[Any, str]] = {
 
 
 class FlowerStrategy(Strategy):
-    """A method as a strategy of Flower's Message API.
+    """A method as a strategy of Flower's Message API; `driver` runs its rounds, None before the first one.
 
     Parameters
     ----------
     **values
         Fields of the method's ``Params`` and of :class:`strategies.round.settings.RoundSettings`, or Flower's
         ``fraction_train``, ``min_train_nodes`` and ``min_available_nodes``.
-
-    Attributes
-    ----------
-    method, settings
-        What is run, and how.
-    driver : Driver or None
-        Runs the rounds; None before the first one.
     """
 
     Method: ClassVar[type[Method]]
@@ -71,15 +64,14 @@ class FlowerStrategy(Strategy):
         for name, (value, advice) in ONLY.items():
             if name in values and name not in params and (given := values.pop(name)) != value:
                 faults.append(f"{name}={getattr(given, '__name__', None) or repr(given)}: {advice}. Leave it out.")
-        rounds = RoundSettings.model_fields.keys() - params
-        own = {name: value for name, value in values.items() if name not in rounds}
-        rest = {name: value for name, value in values.items() if name in rounds}
-        checked, settings = parse(self.Method.Params, own, "", faults), parse(RoundSettings, rest, "", faults)
+        rest = {name: values.pop(name) for name in RoundSettings.model_fields.keys() - params if name in values}
+        checked, settings = parse(self.Method.Params, values, "", faults), parse(RoundSettings, rest, "", faults)
         if checked is None or settings is None or faults:
             raise ConfigError([f"{type(self).__name__}: {fault}" for fault in faults])
         self.method, self.settings = self.Method(checked), settings
         self.driver: Driver | None = None
         self._exchange: Exchange | None = None
+        self._round: Round | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.method.params})"
@@ -122,17 +114,13 @@ class FlowerStrategy(Strategy):
             Global rounds (``rounds`` if None, else 3), and seconds of an exchange (``deadline_s`` if None).
         train_config, evaluate_config : ConfigRecord, optional
             Sent to the clients with every request; not used.
-        evaluate_fn : callable, optional
-            ``(round, model) -> metrics``; called with the initial model as round 0 and after every round.
-        should_stop : callable, optional
-            As in Flower 1.43: ``(round, result)`` or no arguments; the run ends after a round where it returns true.
+        evaluate_fn, should_stop : callable, optional
+            ``(round, model) -> metrics``, called with the initial model as round 0 and after every round; as in Flower
+            1.43, ``(round, result)`` or no arguments: the run ends after a round where it returns true.
         parameters : collection of str, optional
             Names of the trained entries; None: see :func:`trained`.
 
-        Raises
-        ------
-        FederationError
-            If no client's reply was accepted in any round: nothing was trained.
+        A FederationError says that no reply was accepted in any round: nothing was trained.
         """
         if num_rounds is None:
             num_rounds = self.settings.rounds if "rounds" in self.settings.model_fields_set else FLOWER_ROUNDS
@@ -152,7 +140,8 @@ class FlowerStrategy(Strategy):
             measured = evaluate_fn(number, arrays) if evaluate_fn else None
             if measured is not None:
                 result.evaluate_metrics_serverapp[number] = measured
-            _tell(driver, number, num_rounds, measured or {})
+            if number or measured:
+                log(INFO, "fedcross: round %d of %d: %s", number, num_rounds, _told(driver, number, measured or {}))
             if number and should_stop is not None and should_stop(*(number, result)[:takes]):
                 break
         if lost and not taken:  # requests say nothing: a lost slot may have had none, or several
@@ -171,24 +160,22 @@ class FlowerStrategy(Strategy):
         spare clients and repeats count for requests that :meth:`aggregate_train` itself sends.
         """
         if self.method.asynchronous:
-            raise FederationError(
-                f"{type(self).__name__} does not wait for whole rounds: call start(grid, arrays, ...)."
-            )
+            raise FederationError(f"{type(self).__name__} does not wait for whole rounds: call start(grid, arrays).")
         driver = self.driver or self.begin({name: array.numpy() for name, array in arrays.items()}, None, grid)
         driver.ledger.config = dict(config)  # type: ignore[arg-type]
         number, index = divmod(server_round - 1, driver.exchanges)
-        current = driver.begin(number + 1, grid) if index == 0 or self._exchange is None else self._exchange.current
-        self._exchange = driver.open(replace(current, exchange=index), grid)
-        return self._exchange.open()
+        begun = self._round if index and self._round is not None else driver.begin(number + 1, grid)
+        self._round = replace(begun, exchange=index)
+        self._exchange, payloads = driver.prepare(self._round, grid)
+        return self._exchange.add(self._round, payloads, driver.visit_number(self._round))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, send lost slots to spare clients, aggregate; return the global model and the metrics."""
-        if self._exchange is None or self.driver is None:
+        if self._exchange is None or self._round is None or self.driver is None:
             raise FederationError(f"aggregate_train({server_round}) without configure_train before it")
-        self._exchange.hand_in(replies)
-        self.driver.close(self._exchange)
+        self.driver.close(self._round, self._exchange.hand_in(replies))
         return encode(self.driver.global_model()), metrics_of(self.driver)
 
     def configure_evaluate(self, *_: Any, **__: Any) -> Iterable[Message]:
@@ -197,7 +184,6 @@ class FlowerStrategy(Strategy):
 
     def aggregate_evaluate(self, *_: Any, **__: Any) -> MetricRecord | None:
         """Return nothing: the global model is evaluated on the server."""
-        return None
 
     def summary(self) -> None:
         """Log the method and its parameters."""
@@ -207,15 +193,11 @@ class FlowerStrategy(Strategy):
 @functools.cache
 def strategy_class(method: type[Method]) -> type[FlowerStrategy]:
     """Return Flower's strategy of a method, with the signature of its settings."""
-    from fedcross.strategies.stubs import fields_of, typed
+    from fedcross.strategies.stubs import parameters
 
     space = {"Method": method, "__doc__": method.__doc__, "__module__": "fedcross"}
     made = type(method.__name__, (FlowerStrategy,), space)
-    keyword, arguments = inspect.Parameter.KEYWORD_ONLY, []
-    for name, field in fields_of(method).items():
-        default = field.get_default(call_default_factory=True)
-        arguments.append(inspect.Parameter(name, keyword, default=default, annotation=typed(field.annotation)))
-    made.__signature__ = inspect.Signature(arguments)  # type: ignore[attr-defined]
+    made.__signature__ = inspect.Signature(parameters(method))  # type: ignore[attr-defined]
     return made
 
 
@@ -237,13 +219,10 @@ def metrics_of(driver: Driver) -> MetricRecord:
     return MetricRecord({**({} if loss is None else {"train-loss": loss}), **driver.report.metrics})
 
 
-def _tell(driver: Driver, number: int, rounds: int, measured: Mapping[str, Any]) -> None:
-    """Log a round in one line: what `evaluate_fn` measured, the clients' loss, how many clients were lost."""
+def _told(driver: Driver, number: int, measured: Mapping[str, Any]) -> str:
+    """Return a round in words: what `evaluate_fn` measured, the clients' loss, how many clients were lost."""
     report = driver.report
     parts = [f"{name} {value:.4g}" for name, value in measured.items() if isinstance(value, int | float)]
-    if number and report.train_loss is not None:
-        parts.append(f"train-loss {report.train_loss:.4g}")
-    if number and report.dropped:
-        parts.append(f"{report.dropped} of {report.clients} clients lost")
-    if number or parts:
-        log(INFO, "fedcross: round %d of %d: %s", number, rounds, ", ".join(parts) or "done")
+    parts += [f"train-loss {report.train_loss:.4g}"] if number and report.train_loss is not None else []
+    parts += [f"{report.dropped} of {report.clients} clients lost"] if number and report.dropped else []
+    return ", ".join(parts) or "done"

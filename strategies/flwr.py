@@ -37,6 +37,7 @@ MU = "proximal-mu"  # Flower's own name for it in the configuration that clients
 DRAWING = {"fraction_train": 1.0, "min_train_nodes": 1, "min_available_nodes": 1}
 SAMPLED = "num_sampled_clients"  # of wrappers for differential privacy: how many clients a round has
 NEITHER = (Strategy, flower.FedXgbBagging, flower.FedXgbCyclic)  # no strategies for networks
+RECORD = "record"  # marks the arrays of an ArrayRecord in a checkpoint
 OPTIMISERS = (flower.FedAvgM, FedOpt)  # a step of theirs could make a running variance negative
 
 
@@ -59,7 +60,7 @@ class FlowerClient(Objective[FlwrParams]):
     def prepare(self, visit: Visit) -> Prepared:
         """Return mu and the received parameters."""
         mu, start = float(visit.config.get(MU, 0.0)), flatten(visit.params)
-        return {"mu": torch.tensor(mu, dtype=start.dtype, device=start.device), "start": start} if mu else {}
+        return {"mu": start.new_tensor(mu), "start": start} if mu else {}
 
     def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
         """Return ``mu (w - G)``."""
@@ -67,45 +68,40 @@ class FlowerClient(Objective[FlwrParams]):
 
 
 class Foreign:
-    """A Flower strategy, whose attributes (and those of strategies inside it) a checkpoint holds if they can be."""
+    """A Flower strategy and those inside it, outermost first; a checkpoint holds their arrays, numbers and texts."""
 
     def __init__(self, strategy: Strategy) -> None:
-        self.chain: list[Any] = [strategy]  # the strategy and those inside it, outermost first
+        self.chain: list[Any] = [strategy]
         for outer in self.chain:
-            inside = [one for one in vars(outer).values() if isinstance(one, Strategy)]
-            self.chain += [one for one in inside if one not in self.chain]
+            self.chain += [one for one in vars(outer).values() if isinstance(one, Strategy) and one not in self.chain]
 
     def state(self) -> dict[str, Any]:
-        """Return the attributes that are arrays, numbers or texts, and lists and dicts of these."""
+        """Return the attributes by level and name, and as ``lost`` the names of those that a checkpoint cannot hold."""
         found: dict[str, Any] = {"lost": []}
-        for level, one in enumerate(self.chain):
-            for name, value in vars(one).items():
-                record = isinstance(value, ArrayRecord)
-                plain = {"record": {str(n): a.numpy() for n, a in value.items()}} if record else value
-                if _storable(plain):
-                    found[f"{level}-{name}"] = plain
-                elif not (callable(value) or isinstance(value, Strategy)):
-                    found["lost"].append(name)
+        for level, name, value in ((i, *item) for i, one in enumerate(self.chain) for item in vars(one).items()):
+            if isinstance(value, ArrayRecord):
+                found[f"{level}-{name}"] = {RECORD: {str(n): array.numpy() for n, array in value.items()}}
+            elif _storable(value):
+                found[f"{level}-{name}"] = value
+            elif not (callable(value) or isinstance(value, Strategy)):
+                found["lost"].append(name)
         return found
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Load what :meth:`state` returned; a StorageError if it is not the whole state."""
         if state["lost"]:
             raise StorageError(f"the strategy keeps {', '.join(state['lost'])}, which no checkpoint holds.")
-        for place, value in state.items():
-            level, _, name = place.partition("-")
-            if name:
-                record = isinstance(value, dict) and set(value) == {"record"}
-                setattr(self.chain[int(level)], name, encode(value["record"]) if record else value)
+        for place, value in ((place.split("-"), value) for place, value in state.items() if place != "lost"):
+            record = isinstance(value, dict) and set(value) == {RECORD}
+            setattr(self.chain[int(place[0])], place[1], encode(value[RECORD]) if record else value)
 
 
 @dataclass
 class FlwrState(ModelState):
-    """The global model, the strategy, the names of the entries that it gets, and the round that it has configured."""
+    """The global model, the strategy, and the names of the entries that it gets."""
 
     foreign: Foreign
     handed: list[str]
-    configured: int = 0
 
 
 class Flwr(SingleModel[FlwrParams, FlwrState]):
@@ -124,50 +120,42 @@ class Flwr(SingleModel[FlwrParams, FlwrState]):
 
     def init(self, start: Start) -> FlwrState:
         """Keep the model and create the strategy."""
-        p = self.params
-        foreign = Foreign(_built(p.strategy or p.name, {**p.options, **p.arguments}, start.clients_per_round))
+        path = self.params.strategy or self.params.name
+        foreign = Foreign(_built(path, {**self.params.options, **self.params.arguments}, start.clients_per_round))
         if lost := foreign.state()["lost"]:
-            log(logging.WARNING, "fedcross: %s keeps %s: this run cannot be resumed.", p.strategy or p.name, lost[0])
+            log(logging.WARNING, "fedcross: %s keeps %s: this run cannot be resumed.", path, lost[0])
         private = any(type(one).__name__.startswith("DifferentialPrivacy") for one in foreign.chain)
         floats = [name for name, array in start.arrays.items() if array.dtype.kind == "f"]
         if private and (others := [name for name in floats if name not in start.parameters]):
             raise ConfigError(f"method=flwr: {others[0]} is not trained, and noise could make it useless.")
         only = private or any(isinstance(one, OPTIMISERS) for one in foreign.chain)
         handed = [name for name in floats if not only or name in start.parameters]
-        return FlwrState(super().init(start).model, foreign, handed)
+        return FlwrState({name: array.copy() for name, array in start.arrays.items()}, foreign, handed)
 
     def dispatch(self, state: FlwrState, round: Round) -> list[Task]:
-        """Send the arrays and configuration of the strategy's messages to the drawn clients."""
-        messages, models, tasks = self._configure(state, round), dict[int, Arrays](), []
+        """Send the arrays and configuration of the strategy's messages to the drawn clients, all that it sees."""
+        nodes = [client + 1 for client in round.clients]
+        grid, sent = cast("Grid", SimpleNamespace(get_node_ids=lambda: nodes)), _encoded(state, state.model)
+        with _surroundings(round, "flower configure"):
+            made = list(state.foreign.chain[0].configure_train(round.number, sent, ConfigRecord(), grid))
+        messages = {message.metadata.dst_node_id: message.content for message in made}
+        if len(messages) < len(made) or not set(messages) <= set(nodes):
+            raise FederationError("method=flwr: the strategy made a message for a node that was not drawn, or two.")
+        models, tasks = dict[int, Arrays](), []
         for slot, client in enumerate(round.clients):
-            if (message := messages.get(client + 1)) is not None:
-                record = next(iter(message.content.array_records.values()), None)
+            if (content := messages.get(client + 1)) is not None:
+                record = next(iter(content.array_records.values()), sent)
                 if id(record) not in models:  # one for each record, so that clients that get the same share it
-                    models[id(record)] = state.model if record is None else {**state.model, **_decoded(state, record)}
-                configs = [item for one in message.content.config_records.values() for item in one.items()]
+                    models[id(record)] = state.model | _decoded(state, record)
+                configs = [item for one in content.config_records.values() for item in one.items()]
                 config = {name: value for name, value in configs if isinstance(value, int | float | str | bool)}
                 tasks.append(Task(client, slot, models[id(record)], config=config))
         return tasks
-
-    def _configure(self, state: FlwrState, round: Round) -> dict[int, Message]:
-        """Let the strategy configure the round; return its messages by node."""
-        nodes = [client + 1 for client in round.clients]
-        sent = encode({name: state.model[name] for name in state.handed})
-        grid = cast("Grid", SimpleNamespace(get_node_ids=lambda: nodes))  # the strategy sees the drawn clients only
-        with _surroundings(round, "flower configure"):
-            made = list(state.foreign.chain[0].configure_train(round.number, sent, ConfigRecord(), grid))
-        state.configured = round.number
-        found = {message.metadata.dst_node_id: message for message in made}
-        if len(found) < len(made) or not set(found) <= set(nodes):
-            raise FederationError("method=flwr: the strategy made a message for a node that was not drawn, or two.")
-        return found
 
     def aggregate(self, state: FlwrState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Let the strategy compute the new global model."""
         if not uploads:
             return {}
-        if state.configured != round.number:
-            self._configure(state, round)
         replies = [_reply(state, upload) for upload in uploads]
         with _surroundings(round, "flower aggregate"):
             arrays, metrics = state.foreign.chain[0].aggregate_train(round.number, replies)
@@ -183,12 +171,11 @@ class Flwr(SingleModel[FlwrParams, FlwrState]):
 
 def _built(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
     """Return the strategy at `path` with its `arguments`, ready for rounds of `clients` clients."""
-
-    def value_of(name: str, value: Any) -> Any:
-        if isinstance(value, Mapping) and "strategy" in value:
-            return _built(str(value["strategy"]), value.get("arguments") or {}, clients)
-        return _built(value, {}, clients) if name == "strategy" and isinstance(value, str) else value
-
+    given = dict(arguments)
+    for name, value in arguments.items():
+        inner: Any = {"strategy": value} if name == "strategy" and isinstance(value, str) else value
+        if isinstance(inner, Mapping) and "strategy" in inner:
+            given[name] = _built(str(inner["strategy"]), inner.get("arguments") or {}, clients)
     dotted = path if "." in path or ":" in path else f"{flower.__name__}.{path}"
     module, _, attribute = dotted.rpartition(":" if ":" in dotted else ".")
     try:
@@ -196,10 +183,9 @@ def _built(path: str, arguments: Mapping[str, Any], clients: int) -> Strategy:
         if not (isinstance(kind, type) and issubclass(kind, Strategy)) or kind in NEITHER:
             raise ConfigError(f"method: {path}: no strategy of Flower's Message API. {nearest(path, flower.__all__)}")
         takes = {name for one in kind.__mro__[:-1] for name in inspect.signature(one).parameters}
-        if wrong := [name for name in arguments if name in DRAWING or name not in takes]:
+        if wrong := [name for name in given if name in DRAWING or name not in takes]:
             raise ConfigError(f"method: {path} has no argument {wrong[0]!r} here. Known: {', '.join(sorted(takes))}.")
-        given = {SAMPLED: clients} if SAMPLED in takes else {}
-        built: Strategy = kind(**given, **{name: value_of(name, one) for name, one in arguments.items()})
+        built: Strategy = kind(**({SAMPLED: clients} if SAMPLED in takes else {}) | given)
     except ConfigError:
         raise
     except Exception as error:  # a user's module may raise anything
@@ -226,11 +212,14 @@ def _decoded(state: FlwrState, record: ArrayRecord) -> Arrays:
 def _reply(state: FlwrState, upload: Upload) -> Message:
     """Return `upload` as a reply that Flower's strategies read."""
     metrics: dict[str, Any] = {**upload.metrics, "num-examples": upload.num_examples}
-    if "train-loss" in metrics:
-        metrics["train_loss"] = metrics["train-loss"]
-    arrays = encode({name: upload.arrays[name] for name in state.handed})
+    metrics |= {"train_loss": metrics["train-loss"]} if "train-loss" in metrics else {}  # Flower's spelling
+    content = RecordDict({"arrays": _encoded(state, upload.arrays), "metrics": MetricRecord(metrics)})
     asked = Message(RecordDict(), dst_node_id=upload.client + 1, message_type=MessageType.TRAIN)
-    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)}), reply_to=asked)
+    return Message(content, reply_to=asked)
+
+
+def _encoded(state: FlwrState, arrays: Arrays) -> ArrayRecord:
+    return encode({name: arrays[name] for name in state.handed})
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from fedcross.core.randomness import stream
 from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.parts.pooled import AsyncPool, AsyncPoolState, PooledParams, mixed
-from fedcross.strategies.pool.mixing import Mixing, identity
-from fedcross.strategies.pool.pool import Arrays
+from fedcross.strategies.pool.mixing import Matrix
+from fedcross.strategies.pool.pool import Array, Arrays
 
 #: Smallest weight of a client in the draw.
 LEAST = 1e-6
@@ -63,9 +63,8 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
     State: two pools of K models, visits and durations of each client; clients keep none. Wire: one model down, one up.
 
     Deviations: the weights are those of the authors' code; the paper's text swaps the two terms. The elapsed share is
-    counted in visits, theirs in seconds of a time budget. Lost visits, which theirs does not know, count in v_u;
-    otherwise a silent client would stay as curious as a new one. Means and maxima of T are over all connected clients.
-    Uploads that arrive together are all counted before any slot is mixed.
+    counted in visits, theirs in seconds of a time budget. Lost visits count in v_u. Means and maxima of T are over all
+    connected clients. Uploads that arrive together are all counted before any slot is mixed.
     """
 
     State = GitFLState
@@ -101,25 +100,23 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
             state.durations[client] = before + (upload.seconds - before) / state.visits[client]
         return super().aggregate(state, round, uploads)
 
-    def master(self, state: GitFLState) -> Mapping[int, float]:
-        """Return the weight of each branch in the master; all of them equal before the first upload."""
-        total, k = sum(state.versions), len(state.pool)
-        if not total:
-            return dict.fromkeys(range(k), 1 / k)
-        return {slot: version / total for slot, version in enumerate(state.versions) if version}
+    def master(self, state: GitFLState) -> Array:
+        """Return the weight of each branch in the master (K,); all of them equal before the first upload."""
+        versions = np.array(state.versions, np.float64)
+        return versions / versions.sum() if versions.any() else np.full(len(versions), 1 / len(versions))
 
-    def mixing(self, state: GitFLState, round: Round, slots: list[int]) -> Mixing:
+    def mixing(self, state: GitFLState, round: Round, slots: list[int]) -> Matrix:
         """Pull the branches of `slots` towards the master."""
-        master, mean, params = self.master(state), float(np.mean(state.versions)), self.params
-        rows = list(identity(len(state.pool)).rows)
+        mixing, mean, params = np.eye(len(state.pool)), float(np.mean(state.versions)), self.params
         for slot in slots:
             own = min(max(state.versions[slot] - mean + params.control, params.least), params.most)
-            row = {j: weight / (own + 1) for j, weight in master.items()}
-            rows[slot] = row | {slot: row.get(slot, 0.0) + own / (own + 1)}
-        return Mixing(tuple(rows))
+            mixing[slot] = self.master(state) / (own + 1)
+            mixing[slot, slot] += own / (own + 1)
+        return mixing
 
     def global_model(self, state: GitFLState) -> Arrays:
         """Return the master."""
-        rows = (self.master(state), *identity(len(state.pool)).rows[1:])
-        floats, integers = mixed(state.uploads, Mixing(rows), [0])
-        return state.pool.layout.views(floats[0], integers[0])
+        mixing = np.eye(len(state.pool))
+        mixing[0] = self.master(state)
+        rows, integers = mixed(state.uploads, mixing, [0])
+        return state.pool.arrays(rows[0], integers[0])

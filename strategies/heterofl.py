@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
+from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import model_validator
+from pydantic import Field
 from torch import Tensor
 
 from fedcross.core.settings import Settings
@@ -15,13 +15,14 @@ from fedcross.strategies.method import Evaluation, Round, Task, Upload
 from fedcross.strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit
 from fedcross.strategies.parts.corners import OneModelOfWidths, WidthState
 from fedcross.strategies.parts.losses import cross_entropy
-from fedcross.strategies.parts.widths import Ratio, check_widths, largest
+from fedcross.strategies.parts.widths import Different, Ratio, largest
 from fedcross.strategies.pool.pool import Array, Arrays
 from fedcross.tasks.models.width import Width
 
 HEAD = ("classifier.weight", "classifier.bias")
 #: Entry of a message that asks a client for its classes.
 ASKED = "held"
+AtLeastOne = Annotated[tuple[Ratio, ...], Field(min_length=1), Different]
 
 
 class HeteroFLParams(Settings):
@@ -31,16 +32,9 @@ class HeteroFLParams(Settings):
     normalisation. ``masked``: a client leaves the classes alone that it has no example of (the paper's masked loss).
     """
 
-    widths: tuple[Ratio, ...] = (1.0, 0.5, 0.25, 0.125, 0.0625)
+    widths: AtLeastOne = (1.0, 0.5, 0.25, 0.125, 0.0625)
     scaler: bool = True
     masked: bool = True
-
-    @model_validator(mode="after")
-    def _different(self) -> Self:
-        check_widths(self.widths)
-        if not self.widths:
-            raise ValueError("widths []: give at least one")
-        return self
 
 
 class Masked(Objective[HeteroFLParams]):
@@ -108,25 +102,23 @@ class HeteroFL(OneModelOfWidths[HeteroFLParams, WidthState]):
         returns = {"labels": {"held": ((rows,), "uint8")}}
         return [replace(task, config={ASKED: True}, returns=returns) for task in tasks]
 
-    def aggregate(self, state: WidthState, round: Round, uploads: list[Upload]) -> dict[str, float]:
+    def merge(self, state: WidthState, uploads: list[Upload]) -> None:
         """Take the plain mean; a row of the last layer counts if its client has the class."""
         state.model.merge(uploads, [1.0] * len(uploads), _classes)
-        return {"clients_without_a_model": float(state.idle)} if state.idle else {}
 
     def evaluation(self, state: WidthState) -> Evaluation:
         """Return every width's model, as a plain one that computes what was trained with the scaler."""
         trained = super().evaluation(state).widths
         if not self.params.scaler:
             return Evaluation([], trained)
-        return Evaluation([], {width: self._plain(state, width) for width in trained}, clients=trained)
+        plain = {width: self._plain(state, model, width) for width, model in trained.items()}
+        return Evaluation([], plain, clients=trained)
 
-    def _plain(self, state: WidthState, width: Width) -> Arrays:
-        """Return the model of `width`, its scaled layers divided by the share of the widest width."""
-        model, divisor = state.model.at(width), width.ratio / state.model.widths[0].ratio
-        scaled = state.model.corners.scaled if divisor < 1 else ()
-        for name in model.keys() & {f"{layer}.{part}" for layer in scaled for part in ("weight", "bias")}:
-            model[name] = (model[name] / divisor).astype(model[name].dtype)
-        return model
+    def _plain(self, state: WidthState, model: Arrays, width: Width) -> Arrays:
+        """Return a model of `width`, its scaled layers divided by the share of the widest width."""
+        divisor = width.ratio / state.model.widths[0].ratio
+        scaled = {f"{layer}.{part}" for layer in state.model.corners.scaled for part in ("weight", "bias")}
+        return {n: (a / divisor).astype(a.dtype) if divisor < 1 and n in scaled else a for n, a in model.items()}
 
 
 def _classes(name: str, upload: Upload) -> Array | None:

@@ -16,10 +16,12 @@ from typing_extensions import TypeVar
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
-from fedcross.core.settings import Settings, parse
+from fedcross.core.settings import Settings as Settings
+from fedcross.core.settings import parse
 from fedcross.strategies import objective as client_halves
 from fedcross.strategies.objective import P
-from fedcross.strategies.wire.records import Arrays, Spec, spec_of
+from fedcross.strategies.wire.records import Arrays as Arrays
+from fedcross.strategies.wire.records import Spec, spec_of
 from fedcross.tasks.models.width import FULL, Corners, Width
 
 #: Type of a method's state.
@@ -31,27 +33,15 @@ GLOBAL = "global"
 
 @dataclass(frozen=True)
 class Start:
-    """What a method begins with.
+    """What a method begins with."""
 
-    Attributes
-    ----------
-    arrays, parameters : Arrays, tuple of str
-        The initial model, in the order of its ``state_dict`` (copy it), and the names of the trained entries.
-    clients_per_round, rounds, seed : int
-        K, the planned global rounds, the run's seed.
-    corners : Corners or None
-        Shapes of the model at every width; None if the run has full models only.
-    independent : callable or None
-        ``i -> Arrays``, the i-th random initial model, for methods that start from different ones.
-    """
-
-    arrays: Arrays
-    parameters: tuple[str, ...]
-    clients_per_round: int = 10
+    arrays: Arrays  # the initial model, in the order of its state_dict; copy it
+    parameters: tuple[str, ...]  # names of the trained entries
+    clients_per_round: int = 10  # K
     rounds: int = 1
     seed: int = 0
-    corners: Corners | None = None
-    independent: Callable[[int], Arrays] | None = None
+    corners: Corners | None = None  # shapes of the model at every width; None: full models only
+    independent: Callable[[int], Arrays] | None = None  # i -> the i-th random initial model
 
     @property
     def spec(self) -> Spec:
@@ -63,32 +53,20 @@ class Start:
 class Round:
     """One exchange of messages with the sampled clients.
 
-    Attributes
-    ----------
-    number, exchange : int
-        The global round from 1, the exchange within it from 0. An asynchronous run counts, in place of exchanges, the
-        dispatches (``sample`` and ``dispatch``) and the arrivals (``aggregate``) of a round.
-    clients, count : tuple of int, int
-        The sampled partition ids, in the order of the draw; for ``sample``: how many to draw.
-    seed, rounds, clients_per_round : int
-        The run's seed, its planned rounds, and K; the latter two may change when a run is resumed.
-    slots, last : tuple of int, bool
-        For an asynchronous method: the free slots, ascending, one for each client; whether this is the round's last
-        ``aggregate``.
-    budgets : mapping of int to float
-        Client -> width of the model that its device can hold, of all connected clients; see :meth:`budget`.
+    An asynchronous run counts, in place of exchanges, the dispatches (``sample`` and ``dispatch``) and the arrivals
+    (``aggregate``) of a round.
     """
 
-    number: int
-    exchange: int
-    clients: tuple[int, ...]
+    number: int  # the global round, from 1
+    exchange: int  # within the round, from 0
+    clients: tuple[int, ...]  # the sampled partition ids, in the order of the draw
     seed: int
-    rounds: int = 1
-    clients_per_round: int = 10
-    count: int = 0
-    slots: tuple[int, ...] = ()
-    budgets: Mapping[int, float] = field(default_factory=dict)
-    last: bool = True
+    rounds: int = 1  # planned; it and K may change when a run is resumed
+    clients_per_round: int = 10  # K
+    count: int = 0  # for sample: how many to draw
+    slots: tuple[int, ...] = ()  # asynchronous: the free slots, ascending, one for each client
+    budgets: Mapping[int, float] = field(default_factory=dict)  # connected client -> width that its device can hold
+    last: bool = True  # asynchronous: whether this is the round's last aggregate
 
     def budget(self, client: int) -> float:
         """Return the width of the model that a client's device can hold, 1 if nobody has said otherwise."""
@@ -97,34 +75,18 @@ class Round:
 
 @dataclass(frozen=True)
 class Task:
-    """The training of one model at one client: what the server sends, and what it expects back.
+    """The training of one model at one client: what the server sends, and what it expects back."""
 
-    Attributes
-    ----------
-    client, slot : int
-        Partition id, and the method's index of the model (a row of the pool, say); at most one task for a slot.
-    arrays, width : Arrays, Width
-        The model. An asynchronous method must not change these arrays before the upload has come.
-    extras, config : mappings
-        Named groups of further arrays; scalars for the client. ``epochs`` and ``lr`` replace those of the run.
-    returns : mapping of str to Spec
-        Groups of arrays that the client must send beside its model: name -> shapes and dtypes.
-    stream : str
-        Whose next state this is, for the error feedback of compression: ``GLOBAL``, a name, or "" for the slot's own.
-    fixed, version : bool, int
-        Whether only this client may train the model, and no spare one; a number of the method's own.
-    """
-
-    client: int
-    slot: int
-    arrays: Arrays
-    extras: Mapping[str, Arrays] = field(default_factory=dict)
-    config: Mapping[str, Scalar] = field(default_factory=dict)
+    client: int  # partition id
+    slot: int  # the method's index of the model (a row of the pool, say); at most one task for a slot
+    arrays: Arrays  # the model; an asynchronous method must not change these before the upload has come
+    extras: Mapping[str, Arrays] = field(default_factory=dict)  # named groups of further arrays
+    config: Mapping[str, Scalar] = field(default_factory=dict)  # ``epochs`` and ``lr`` replace those of the run
     width: Width = FULL
-    returns: Mapping[str, Spec] = field(default_factory=dict)
-    stream: str = ""
-    fixed: bool = False
-    version: int = 0
+    returns: Mapping[str, Spec] = field(default_factory=dict)  # groups that the client must send beside its model
+    stream: str = ""  # whose next state it is, for error feedback: GLOBAL, a name, or "" for the slot's own
+    fixed: bool = False  # whether only this client may train the model, and no spare one
+    version: int = 0  # a number of the method's own
 
 
 @dataclass(frozen=True)
@@ -140,29 +102,17 @@ class Trace:
 
 @dataclass
 class Upload:
-    """A client's answer to one task. It is exactly what the task asked for; arrays are read-only views of the message.
-
-    Attributes
-    ----------
-    client, slot, arrays, extras
-        Who trained which model, the trained model, and the groups that ``task.returns`` asked for.
-    num_examples, metrics : int, mapping of str to float
-        n_k, 1 or more; what the client measured, finite.
-    task, seconds : Task, float
-        What it answers; from dispatch to arrival on the run's clock, in asynchronous runs.
-    nbytes, scales, trace
-        For the driver: bytes received, scales of coded arrays, origin.
-    """
+    """A client's answer to one task. It is exactly what was asked for; arrays are read-only views of the message."""
 
     client: int
     slot: int
     arrays: Arrays
-    extras: Mapping[str, Arrays]
-    num_examples: int
-    metrics: Mapping[str, float]
+    extras: Mapping[str, Arrays]  # the groups of ``task.returns``
+    num_examples: int  # n_k, 1 or more
+    metrics: Mapping[str, float]  # finite
     task: Task = field(default_factory=lambda: Task(-1, -1, {}))
-    seconds: float = 0.0
-    nbytes: int = 0
+    seconds: float = 0.0  # asynchronous: from dispatch to arrival on the run's clock
+    nbytes: int = 0  # the rest is for the driver: bytes received, scales of coded arrays, origin
     scales: Arrays = field(default_factory=dict)
     trace: Trace | None = None
 
@@ -171,13 +121,9 @@ class Upload:
 class Evaluation:
     """The models to evaluate.
 
-    Attributes
-    ----------
-    models : list of Arrays
-        Their mean score on the test set is the round's score; empty: the round has none.
-    widths, clients : dict of Width to Arrays
-        The global model of every width, the widest first, where a method has several: the widest one's score is the
-        round's. The same as weights of the networks that clients train, if those compute something else (HeteroFL).
+    The mean score of `models` on the test set is the round's score; without any the round has none. `widths` has the
+    global model of every width, the widest first, where a method has several: the widest one's score is the round's.
+    `clients` are the same as weights of the networks that clients train, if those compute something else (HeteroFL).
     """
 
     models: list[Arrays]
@@ -188,14 +134,12 @@ class Evaluation:
 class Method(ABC, Generic[P, S]):
     """Base of all methods: ``class NAME(Method[NAMEParams, NAMEState])`` in ``strategies/NAME.py``.
 
-    ``init`` makes the state, a dataclass. Its fields are arrays, numbers, strings, None, lists, tuples, sets and
-    dictionaries of these, dataclasses and pools; ``aggregate`` may change it in place. One function packs any such
-    state into a checkpoint and back (:mod:`strategies.round.packing`). `params` can be given by their names.
+    ``init`` makes the state, a dataclass of what :mod:`strategies.round.packing` packs; ``aggregate`` may change it in
+    place. `params` can be given by their names.
     """
 
-    #: Class of ``params``: the first one in the brackets behind the base class.
+    #: Class of ``params``: the first one in the brackets behind the base class; what a client minimises with them.
     Params: ClassVar[type[Settings]] = Settings
-    #: What a client minimises, with the same parameters.
     Objective: ClassVar[type[client_halves.Objective]] = client_halves.Objective
     #: Settings, by dotted name, that may change when a run is resumed (``method.k``, say).
     may_change: ClassVar[frozenset[str]] = frozenset()

@@ -28,40 +28,28 @@ Prepared = dict[str, Any]
 class Net(Protocol):
     """A model as functions of its parameters and buffers.
 
-    `train` switches batch normalisation and dropout between training mode and evaluation mode. In training mode the
-    given buffers are updated in place.
+    ``logits`` returns class scores, (batch, classes); ``features`` embeddings, (batch, embedding); ``classify`` class
+    scores of embeddings `z`; ``call`` the output of submodule `part` (dotted name, empty for the whole model).
+    ``corners`` are the narrower models in this one that training needs, the widest first; each is given this one's
+    tensors. `train` switches batch normalisation and dropout to training mode, where buffers are updated in place.
     """
 
+    # fmt: off
     @property
-    def corners(self) -> Sequence[Net]:
-        """The narrower models in this one that training needs, the widest first; each is given this one's tensors."""
-
-    def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
-        """Return class scores, shape (batch, classes)."""
-
-    def features(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor:
-        """Return embeddings, shape (batch, embedding)."""
-
-    def classify(self, params: Tensors, buffers: Tensors, z: Tensor, train: bool = True) -> Tensor:
-        """Return class scores of embeddings `z`, shape (batch, classes)."""
-
-    def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor:
-        """Return the output of submodule `part` (dotted name, empty for the whole model) for `inputs`."""
+    def corners(self) -> Sequence[Net]: ...
+    def logits(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor: ...
+    def features(self, params: Tensors, buffers: Tensors, x: Tensor, train: bool = True) -> Tensor: ...
+    def classify(self, params: Tensors, buffers: Tensors, z: Tensor, train: bool = True) -> Tensor: ...
+    def call(self, part: str, params: Tensors, buffers: Tensors, *inputs: Tensor, train: bool = True) -> Tensor: ...
+    # fmt: on
 
 
 class Batch(NamedTuple):
-    """One mini-batch.
+    """One mini-batch: inputs `x` (augmented if the task is configured so) and labels `y`.
 
-    Attributes
-    ----------
-    x, y : Tensor
-        Inputs, augmented if the task is configured so, and labels.
-    mask, rows : Tensor or None
-        In the batched trainer 1 for real rows and 0 for padding, float (batch,); row numbers of these examples in
-        ``visit.inputs``, int64 (batch,).
-    step : int or Tensor of int64, shape ()
-        Number of the step within the visit, from 0: the counter of a loss's random draws
-        (:mod:`strategies.parts.loss_random`). A tensor where steps are compiled.
+    `mask` is, in the batched trainer, 1 for real rows and 0 for padding, float (batch,); `rows` are the examples' row
+    numbers in ``visit.inputs``, int64 (batch,). `step` is the number of the step within the visit, from 0: the counter
+    of a loss's random draws (:mod:`strategies.parts.loss_random`), an int64 tensor () where steps are compiled.
     """
 
     x: Tensor
@@ -72,54 +60,30 @@ class Batch(NamedTuple):
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean of per-example `values`, shape (batch,), over the real rows."""
-        if self.mask is None:
-            return values.mean()
-        return (values * self.mask).sum() / self.mask.sum()
+        return values.mean() if self.mask is None else (values * self.mask).sum() / self.mask.sum()
 
 
 @dataclass
 class Visit:
-    """Everything that a client has during one visit: one training of one model at one client.
-
-    Attributes
-    ----------
-    net, params, buffers : Net, Tensors, Tensors
-        The model's functions, and the model that training starts from, as :meth:`Objective.start` returned it (copies
-        that training does not change).
-    extras, config : mappings
-        Groups of arrays, and scalars, that the server sent beside the model.
-    state : Arrays
-        State that this client stored at its last accepted visit; empty at its first visit.
-    inputs, y : Inputs, Tensor
-        The client's inputs, one row per example; ``inputs[rows]`` returns prepared ones, shape (rows, ...). Labels,
-        int64 (n,).
-    client, round, rounds, seed, classes, exchange : int
-        Partition id, round number from 1, planned rounds, the run's seed, number of labels, exchange from 0.
-    lr : float
-        This round's learning rate.
-    momentum : Tensor or None
-        Initial momentum buffer, flat (p,); None starts from zero. ``Objective.prepare`` may set it.
-    augmented : bool
-        Whether every batch is augmented; values computed from `inputs` in advance are then invalid.
-    """
+    """One training of one model at one client: everything that the client has for it."""
 
     net: Net
-    params: Tensors
+    params: Tensors  # with the buffers the model that training starts from, as Objective.start returned it (copies)
     buffers: Tensors
-    extras: Mapping[str, Arrays]
+    extras: Mapping[str, Arrays]  # groups of arrays, and scalars, that the server sent beside the model
     config: Mapping[str, Any]
-    state: Arrays
-    inputs: Inputs
-    y: Tensor
-    client: int
-    round: int
+    state: Arrays  # what this client stored at its last accepted visit; empty at its first visit
+    inputs: Inputs  # one row per example; inputs[rows] returns prepared ones, (rows, ...)
+    y: Tensor  # labels, int64 (n,)
+    client: int  # partition id
+    round: int  # from 1
     rounds: int
     seed: int
     classes: int
-    lr: float
-    momentum: Tensor | None = None
-    augmented: bool = False
-    exchange: int = 0
+    lr: float  # this round's learning rate
+    momentum: Tensor | None = None  # initial momentum buffer, flat (p,), None for zero; Objective.prepare may set it
+    augmented: bool = False  # whether batches are augmented; values computed from inputs in advance are then invalid
+    exchange: int = 0  # from 0
 
     @property
     def x(self) -> Tensor:
@@ -151,21 +115,20 @@ class Outcome:
 class Objective(Generic[P]):
     """Cross-entropy; the base of every other objective. `params` are the method's settings."""
 
-    #: Whether the batched trainer may run this objective under vmap.
+    #: Whether the batched trainer may run it under vmap; whether ``finish`` returns a state that the client stores for
+    #: its next visit; whether it needs a model with ``features`` and ``classifier``.
     batchable: bool = True
+    keeps: bool = False
+    halves: bool = False
     #: Names of prepared tensors with one entry per example, which `loss` reads at ``batch.rows`` alone.
     by_row: frozenset[str] = frozenset()
-    #: Whether ``finish`` returns a state that the client stores for its next visit.
-    keeps: bool = False
-    #: Whether it needs a model with ``features`` and ``classifier``, not only one that maps inputs to scores.
-    halves: bool = False
     #: Names of what the server must send beside the model (extras and scalars), and of the extras sent back. An
     #: objective can serve any method that sends and expects just these (``objective=NAME``).
     needs: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
-    #: Whether a visit draws a share (the server's ``pooled-share``) of all clients' data: in simulations only.
+    #: Whether a visit draws a share (the server's ``pooled-share``) of all clients' data, in simulations only; whether
+    #: the formulas of client or server assume that clients train with SGD.
     pooled: bool = False
-    #: Whether the formulas of client or server assume that clients train with SGD.
     assumes_sgd: bool = False
 
     def __init__(self, params: P) -> None:

@@ -1,20 +1,17 @@
 """PGCT: random exchange of models; training at a host uses the prototypes that the model had at its last client."""
 
-from __future__ import annotations
-
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional
 
 from fedcross.strategies.objective import Batch, Net, Prepared, Tensors
 from fedcross.strategies.parts import cross_training as crossing
 from fedcross.strategies.parts.losses import each
-from fedcross.strategies.parts.prototypes import attend, contrast
-from fedcross.strategies.pool.pool import Arrays
+from fedcross.strategies.parts.prototypes import contrast, cosines
+from fedcross.strategies.wire.records import Arrays
 
 
 class PGCTParams(crossing.CrossTrainingParams):
-    """Weights of the two terms, temperature (cosines are divided by it), share of the attended prototypes."""
-
     kappa: float = Field(1.0, ge=0)
     eta: float = Field(0.1, ge=0)
     temperature: float = Field(0.5, gt=0)
@@ -22,7 +19,6 @@ class PGCTParams(crossing.CrossTrainingParams):
 
     @property
     def uses_prototypes(self) -> bool:
-        """Whether the loss needs them."""
         return self.kappa > 0 or self.eta > 0
 
 
@@ -32,11 +28,6 @@ class PgctObjective(crossing.CrossObjective[PGCTParams]):
     halves = True
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the loss.
-
-        C is ``-log softmax_y(cos(f, u) / temperature)``, 0 for an example whose class has no prototype; A is the
-        cross-entropy of the attended embedding.
-        """
         p = self.params
         if "vectors" not in prepared:
             return super().loss(net, params, buffers, batch, prepared)
@@ -46,7 +37,8 @@ class PgctObjective(crossing.CrossObjective[PGCTParams]):
         if p.kappa:
             loss = loss + p.kappa * contrast(features, batch.y, vectors, present, p.temperature)
         if p.eta:
-            richer = attend(features, vectors, present, p.temperature, p.attention)
+            attention = functional.softmax(cosines(features, vectors, present) / p.temperature, dim=1)
+            richer = (1 - p.attention) * features + p.attention * (attention @ vectors)
             loss = loss + p.eta * each(net.classify(params, buffers, richer), batch.y)
         return batch.mean(loss)
 
@@ -68,6 +60,5 @@ class PGCT(crossing.CrossTraining[PGCTParams]):
     Objective = PgctObjective
 
     def guidance(self, state: crossing.CrossState, slot: int) -> dict[str, Arrays]:
-        """Send the prototypes that the model had at its last client."""
         found = state.learners[slot].prototypes
-        return {} if found is None else {crossing.GROUP: found.group()}
+        return {crossing.GROUP: found} if found else {}

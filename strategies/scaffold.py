@@ -1,39 +1,35 @@
 """SCAFFOLD: local gradients corrected by control variates, one on the server and one kept by every client."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import Field
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.method import Round, Settings, Task, Upload
 from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
-from fedcross.strategies.parts.averaging import effective_steps, move, weighted_mean
+from fedcross.strategies.parts.averaging import effective_steps, move
 from fedcross.strategies.parts.population import Population, PopulationState
-from fedcross.strategies.parts.vectors import kept, named, vector, zeros
+from fedcross.strategies.parts.single_model import to_all
+from fedcross.strategies.parts.vectors import kept, named, vector
 from fedcross.strategies.wire.records import Arrays, spec_of
 
 
 class ScaffoldParams(Settings):
-    """``weighting`` of the uploads, ``server_lr``, and which ``steps`` a client divides its drift by."""
-
     weighting: Literal["uniform", "examples"] = "uniform"
     server_lr: float = Field(1.0, gt=0)
     steps: Literal["momentum", "plain"] = "momentum"
     momentum: float = Field(0.0, ge=0, lt=1)
 
     def remarks(self) -> list[str]:
-        """Return what is allowed but unusual."""
         if self.steps == "momentum" or not self.momentum:
             return []
         return [f"method.steps=plain: momentum makes variates up to {1 / (1 - self.momentum):.1f} times too long."]
 
 
-class Controlled(Objective[ScaffoldParams]):
+class Controlled(Objective[Any]):
     """Cross-entropy whose gradient is corrected by ``c - c_i``."""
 
     assumes_sgd = True
@@ -46,7 +42,6 @@ class Controlled(Objective[ScaffoldParams]):
         return {"start": flatten(visit.params), "control": control, "own": own, "correction": control - own}
 
     def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
-        """Return ``c - c_i``."""
         return cast("Tensor", prepared["correction"])
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
@@ -64,7 +59,11 @@ class ScaffoldState(PopulationState):
     total: Arrays = field(default_factory=dict)
 
 
-class Scaffold(Population[ScaffoldParams, ScaffoldState]):
+P = TypeVar("P", bound=ScaffoldParams, default=ScaffoldParams)
+C = TypeVar("C", bound=ScaffoldState, default=ScaffoldState)
+
+
+class Scaffold(Population[P, C]):
     """Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II.
 
     Client i steps along ``g - c_i + c`` and then sets ``c_i+ = c_i - c + (G - w_i) / (tau lr)``, tau its steps. The
@@ -72,31 +71,24 @@ class Scaffold(Population[ScaffoldParams, ScaffoldState]):
 
     State: G and the variates' sum; every client keeps c_i. Wire: the model and c down, the model and ``c_i+ - c_i`` up;
     statistics of batch normalisation have no variates.
-
     Deviations: with momentum the drift is divided by the effective number of steps. Weight decay is part of c_i.
     """
 
     Objective = Controlled
+    zeros: ClassVar[tuple[str, ...]] = ("total",)
 
-    def init(self, start: Start) -> ScaffoldState:
-        """Keep the initial model; all control variates are zero."""
-        return ScaffoldState(super().init(start).model, total=zeros(start))
-
-    def dispatch(self, state: ScaffoldState, round: Round) -> list[Task]:
+    def dispatch(self, state: C, round: Round) -> list[Task]:
         """Send the global model and ``c = sum / N``; expect the change of the client's variate."""
         count, returns = max(state.population, 1), {"control": spec_of(state.total)}
         control = {name: np.divide(array, count, dtype=array.dtype) for name, array in state.total.items()}
-        clients = enumerate(round.clients)
-        return [Task(client, slot, state.model, {"control": control}, returns=returns) for slot, client in clients]
+        return to_all(state.model, round, extras={"control": control}, returns=returns)
 
-    def aggregate(self, state: ScaffoldState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Move the global model towards the uploads' mean, and add the changes of their control variates."""
-        if not uploads:
-            return {}
-        mean = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
-        move(mean, state.model, self.params.server_lr, state.total)
-        state.model = mean
-        for name, total in state.total.items():
-            changes = [total, *(upload.extras["control"][name] for upload in uploads)]
-            state.total[name] = np.asarray(np.sum(changes, axis=0, dtype=total.dtype))
+    def aggregate(self, state: C, round: Round, uploads: list[Upload]) -> dict[str, float]:
+        if uploads:
+            sent = state.model
+            super().aggregate(state, round, uploads)
+            move(state.model, sent, self.params.server_lr, state.total)
+            for name, total in state.total.items():
+                changes = [total, *(upload.extras["control"][name] for upload in uploads)]
+                state.total[name] = np.asarray(np.sum(changes, axis=0, dtype=total.dtype))
         return {}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import types
+from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -42,55 +43,55 @@ FLOWERS = "fraction_train: float", "min_train_nodes: int", "min_available_nodes:
 
 def stub() -> str:
     """Return the content of the file."""
-    return HEAD + "".join(_class(name, getattr(fedcross, name).Method) for name in sorted(vars(fedcross)["_methods"]()))
+    found = HEAD
+    for name in sorted(vars(fedcross)["_methods"]()):
+        settings = parameters(getattr(fedcross, name).Method)
+        own = [f"{one.name}: {one.annotation} = {_shown(one.default)}" for one in settings]
+        lines = "".join(f"        {one},\n" for one in ("self", "*", *own, *(f"{one} = ..." for one in FLOWERS)))
+        found += f"\nclass {name}(FlowerStrategy):\n    def __init__(\n{lines}    ) -> None: ...\n"
+    return found
 
 
-def _class(name: str, method: type[Method[Any, Any]]) -> str:
-    own = [f"{name}: {typed(field.annotation)} = {_default(field)}" for name, field in fields_of(method).items()]
-    lines = "".join(f"        {one},\n" for one in (*own, *(f"{name} = ..." for name in FLOWERS)))
-    return f"\nclass {name}(FlowerStrategy):\n    def __init__(\n        self,\n        *,\n{lines}    ) -> None: ...\n"
-
-
-def fields_of(method: type[Method[Any, Any]]) -> dict[str, Any]:
-    """Return the settings of a method, its own first, and those of the rounds."""
+def parameters(method: type[Method[Any, Any]]) -> list[Parameter]:
+    """Return the settings of a method as arguments, its own first, and those of the rounds."""
     own, inherited = method.Params.model_fields, vars(method.Params).get("__annotations__", {})
-    first = {name: field for name, field in own.items() if name in inherited}
-    return first | own | {name: field for name, field in RoundSettings.model_fields.items() if name not in own}
+    fields = {name: field for name, field in own.items() if name in inherited}
+    fields |= own | {name: field for name, field in RoundSettings.model_fields.items() if name not in own}
+    found = []
+    for name, field in fields.items():
+        default: Any = field.get_default(call_default_factory=True)
+        kind, schedule = typed(field.annotation), isinstance(default, Constant)
+        default = default.value if schedule else default
+        kind = kind.replace("float", "str") if schedule and isinstance(default, str) else kind
+        found.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    return found
 
 
 def typed(annotation: Any) -> str:
     """Return an annotation as a caller may fill it in: settings also as a mapping, schedules also as a number."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
-        return f"Literal[{', '.join(map(_literal, arguments))}]"
+        return f"Literal[{', '.join(map(_shown, arguments))}]"
     if origin in (Union, types.UnionType):
         kinds = dict.fromkeys(typed(one) for one in arguments)
         return "float | Mapping[str, Any]" if Constant in arguments else " | ".join(kinds)
     if origin is tuple:
-        return f"tuple[{', '.join('...' if one is ... else typed(one) for one in arguments)}]"
+        return f"tuple[{', '.join(map(typed, arguments))}]"
     if hasattr(annotation, "__metadata__"):
         return typed(arguments[0])
-    if annotation in (int, float, str, bool, type(None)):
-        return "None" if annotation is type(None) else str(annotation.__name__)
+    if annotation in (names := {int: "int", float: "float", str: "str", bool: "bool", type(None): "None", ...: "..."}):
+        return names[annotation]
     settings = isinstance(annotation, type) and issubclass(annotation, Settings)
     return "Mapping[str, Any] | Any" if settings else "Any"
 
 
-def _default(field: Any) -> str:
-    value = field.get_default(call_default_factory=True)
-    value = value.value if isinstance(value, Constant) else value
-    plain = value is None or isinstance(value, bool | int | float | str)
-    return _literal(value) if plain or isinstance(value, tuple) else "..."
+def _shown(value: Any) -> str:
+    plain = value is None or isinstance(value, bool | int | float | str | tuple)
+    return repr(value).replace("'", '"') if plain else "..."
 
 
-def _literal(value: Any) -> str:
-    return repr(value).replace("'", '"')
-
-
-def path() -> Path:
-    """Return the file."""
-    return Path(str(fedcross.__file__)).with_suffix(".pyi")
-
+#: The file.
+PATH = Path(str(fedcross.__file__)).with_suffix(".pyi")
 
 if __name__ == "__main__":
-    path().write_text(stub())
+    PATH.write_text(stub())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcross.server.audit import NAME, check
-from fedcross.strategies.round.trail import ACCEPTED, NOT_NEEDED
+from fedcross.strategies.round.slot import ACCEPTED, NOT_NEEDED
 from fedcross.strategies.wire.protocol import LOST
 
 SHOWN = 20

@@ -1,4 +1,4 @@
-"""``fedcross new-method``: writes the three files of a method of one's own, which run and pass their tests."""
+"""``fedcross new-method``: writes the files of a method of one's own, which run and pass their tests."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def write(name: str, folder: Path, *, loss: bool = False) -> list[Path]:
     templates, kind = Path(__file__).parent / "templates", "".join(part.capitalize() for part in name.split("_"))
     end = f"{'_loss' * loss}.txt"
     sources = {folder / path.replace("@NAME@", name): templates / f"{one}{end}" for path, one in FILES.items()}
+    if loss:  # under any server rule: method=fedcross objective=NAME
+        sources[folder / "conf/objective" / f"{name}.yaml"] = templates / f"settings{end}"
     check_name(name, kind, "".join(path.read_text(encoding="utf-8") for path in sources.values()))
     if there := [str(path) for path in sources if path.exists()]:
         raise StorageError(f"{', '.join(there)}: exists already. Choose another name or folder; nothing was written.")

@@ -12,8 +12,9 @@ from fedcross.strategies.wire.protocol import Payload
 
 @dataclass
 class Verdict:
-    """The uploads of an exchange that count, perhaps changed (as new objects); the others, each with reason and detail;
-    and what is added to the round's line of metrics: ``clipped``, ``lightened``, ``extras_bounded``.
+    """The uploads of an exchange that count, perhaps as changed copies; the others, each with reason and detail.
+
+    ``counts`` are added to the round's line of metrics.
     """
 
     uploads: list[Upload]

@@ -26,7 +26,6 @@ from fedcross.strategies.wire.protocol import Payload
 
 JUDGED = 3  # uploads that a median can judge
 KEPT = 20  # norms of earlier uploads, for exchanges of fewer
-BLOCK = 1 << 16  # values converted to float64 at a time (512 KiB), so that no second copy of a model is needed
 
 
 class Defence(Settings):
@@ -61,16 +60,16 @@ class DefenceFilter(Filter):
         known = [value for value in norms.values() if math.isfinite(value)]
         known = known if len(known) >= JUDGED else self.state.norms + known
         median = _median(known)
-        limit = self.settings.quarantine * median if len(known) >= JUDGED else math.inf
+        limit, longest = self._limit(known), self.settings.clip * median
         verdict, clipped = Verdict([]), 0
         for upload in uploads:
             value = norms[upload.slot]
             if not (value <= limit and math.isfinite(value)):
                 verdict.refused.append((upload, "quarantined", f"update norm {value:.4g}, limit {limit:.4g}"))
                 continue
-            if value > self.settings.clip * median:
-                sent, share = payloads[upload.slot].received, self.settings.clip * median / value
-                upload = replace(upload, arrays=scaled(upload.arrays, sent, self.parameters, share))
+            if value > longest:
+                sent = payloads[upload.slot].received
+                upload = replace(upload, arrays=scaled(upload.arrays, sent, self.parameters, longest / value))
                 clipped += 1
             verdict.uploads.append(upload)
         self.state.norms = [*self.state.norms, *(min(norms[u.slot], 3 * median) for u in verdict.uploads)][-KEPT:]
@@ -78,18 +77,20 @@ class DefenceFilter(Filter):
         verdict.counts = {"clipped": float(clipped), "lightened": float(lightened), "extras_bounded": float(bounded)}
         return verdict
 
+    def _limit(self, norms: list[float]) -> float:
+        return self.settings.quarantine * _median(norms) if len(norms) >= JUDGED else math.inf
+
     def _extras(self, uploads: list[Upload]) -> int:
         """Shorten the float arrays of extra groups in place of the list's elements; return how many uploads changed."""
         changed = set()
         for group in sorted({name for upload in uploads for name in upload.extras}):
             own = [norm(upload.extras[group], {}, upload.extras[group]) for upload in uploads]
-            limit = self.settings.quarantine * _median(own) if len(own) >= JUDGED else math.inf
-            for i, value in enumerate(own):
-                if value > limit:
-                    extras = uploads[i].extras
-                    shorter = scaled(extras[group], {}, extras[group], limit / value)
-                    uploads[i] = replace(uploads[i], extras={**extras, group: shorter})
-                    changed.add(i)
+            limit = self._limit(own)
+            for i in [i for i, value in enumerate(own) if value > limit]:
+                arrays = uploads[i].extras[group]
+                shorter = scaled(arrays, {}, arrays, limit / own[i])
+                uploads[i] = replace(uploads[i], extras={**uploads[i].extras, group: shorter})
+                changed.add(i)
         return len(changed)
 
     def _examples(self, uploads: list[Upload]) -> int:
@@ -108,21 +109,20 @@ def _median(values: list[float]) -> float:
 def norm(arrays: Arrays, base: Mapping[str, Array], names: Collection[str]) -> float:
     """Return the Euclidean norm of ``arrays - base`` over the float entries in `names`, summed in float64."""
     total = 0.0
-    for name in names:
-        if name in arrays and arrays[name].dtype.kind == "f":
-            new, old = arrays[name].reshape(-1), base[name].reshape(-1) if name in base else None
-            for start in range(0, len(new), BLOCK):
-                part = new[start : start + BLOCK].astype(np.float64)
-                part -= 0.0 if old is None else old[start : start + BLOCK]
-                total += float(part @ part)
+    for name in _floats(arrays, names):
+        way = np.subtract(arrays[name], base.get(name, 0.0), dtype=np.float64).reshape(-1)
+        total += float(way @ way)
     return math.sqrt(total)
 
 
 def scaled(arrays: Arrays, base: Mapping[str, Array], names: Collection[str], share: float) -> Arrays:
     """Return ``base + share (arrays - base)`` for the float entries in `names`; a missing base is 0."""
     found = dict(arrays)
-    for name in names:
-        if name in arrays and arrays[name].dtype.kind == "f":
-            old = base.get(name, np.zeros_like(arrays[name]))
-            found[name] = (old + share * (arrays[name].astype(np.float64) - old)).astype(arrays[name].dtype)
+    for name in _floats(arrays, names):
+        old = base.get(name, np.zeros_like(arrays[name]))
+        found[name] = (old + share * (arrays[name].astype(np.float64) - old)).astype(arrays[name].dtype)
     return found
+
+
+def _floats(arrays: Arrays, names: Collection[str]) -> list[str]:
+    return [name for name in names if name in arrays and arrays[name].dtype.kind == "f"]

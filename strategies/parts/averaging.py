@@ -9,16 +9,15 @@ import numpy as np
 from pydantic import Field
 
 from fedcross.core.settings import Settings
-from fedcross.strategies.pool.pool import Array, Arrays, Pool, mixed_integers
+from fedcross.strategies.pool.mixing import mixed_integers
+from fedcross.strategies.pool.pool import Arrays
 
 
 def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     """Return ``sum_i weights[i] * models[i] / sum(weights)``, entry by entry, newly allocated.
 
-    Floating entries keep their dtype. Integer entries (batch-normalisation counters) are averaged in float64 as
-    :func:`strategies.pool.pool.mixed_integers` says.
-
     There is one model at least, all with the same names, shapes and dtypes, and one weight of 0 or more for each.
+    Floating entries keep their dtype, integer ones are truncated (:func:`strategies.pool.mixing.mixed_integers`).
     """
     total = float(sum(weights))
     shares = [w / total for w in weights]
@@ -86,23 +85,3 @@ class Swa(Settings):
             return lr
         t = ((number - 1) % self.cycle + 1) / self.cycle
         return (1 - t) * lr + t * self.lr
-
-
-def approach(average: Array, mean: Array, share: float) -> None:
-    """Move `average` (d,) by `share` of its way towards `mean` (d,), in place."""
-    average += (mean - average) * average.dtype.type(share)
-
-
-def shrink(pool: Pool, columns: slice, share: float) -> None:
-    """Multiply `columns` of all rows by ``1 - share``, rounded to the rows' dtype, in place."""
-    pool.rows[:, columns] *= pool.rows.dtype.type(1 - share)
-
-
-def squared_distance(one: Array, other: Array) -> float:
-    """Return ``||one - other||^2``; in float64 where it is too large for the arrays' dtype."""
-    import torch
-
-    way = torch.from_numpy(np.subtract(one, other).reshape(-1))
-    if np.isfinite(found := float(torch.dot(way, way))):
-        return found
-    return float(np.square(np.subtract(one, other, dtype=np.float64)).sum())

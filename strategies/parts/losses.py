@@ -1,6 +1,4 @@
-"""Cross-entropy of a batch, which most objectives extend."""
-
-from __future__ import annotations
+"""Losses that several objectives are made of. All run under ``torch.func.vmap``."""
 
 from torch import Tensor
 from torch.nn import functional
@@ -22,3 +20,9 @@ def embedded(net: Net, params: Tensors, buffers: Tensors, batch: Batch) -> tuple
     """Return the embeddings (batch, e) and the cross-entropy, a scalar."""
     z = net.features(params, buffers, batch.x)
     return z, cross_entropy(net.classify(params, buffers, z), batch)
+
+
+def divergence(scores: Tensor, teacher: Tensor, tau: float = 1.0) -> Tensor:
+    """Return ``KL(softmax(teacher / tau) || softmax(scores / tau))`` of every example, shape (batch,)."""
+    student, target = (functional.log_softmax(one / tau, dim=1) for one in (scores, teacher))
+    return (target.exp() * (target - student)).sum(1)

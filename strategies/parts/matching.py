@@ -76,8 +76,7 @@ def consistency(
     if held.size == 0:
         return 0.0
     logits = vectors[held].astype(np.float64) @ weight.astype(np.float64).T
-    if bias is not None:
-        logits += bias.astype(np.float64)
+    logits += 0.0 if bias is None else bias.astype(np.float64)
     logits -= logits.max(axis=1, keepdims=True)
     entropy = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(held.size), held]
     return float(entropy.mean())

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 from flwr.common.logger import log
-from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import TypeVar
 
@@ -19,28 +18,29 @@ from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
 from fedcross.strategies.method import Evaluation, Method, Round, Start, Task, Upload
 from fedcross.strategies.objective import Objective
-from fedcross.strategies.parts.corners import WidthPool
-from fedcross.strategies.parts.widths import Nested, deal
-from fedcross.strategies.pool.mixing import Mixing, diagnostics
-from fedcross.strategies.pool.pool import Array, Arrays, Layout, Pool, Storage
-from fedcross.tasks.models.width import FULL, Corners, Width
+from fedcross.strategies.parts.widths import Nested, Widths, deal
+from fedcross.strategies.pool.mixing import Matrix, diagnostics
+from fedcross.strategies.pool.pool import Array, Arrays, Integers, Layout, Pool, Storage
+from fedcross.tasks.models.width import Corners, Width
 
 
 class PooledParams(Settings):
     """Settings of every method with a pool.
 
-    ``pool_similarity_mean`` and ``pool_spread`` are measured every `diagnostics_every` rounds, 0 for never; `storage`
-    says when and where the pool is kept in a memory-mapped file.
+    ``pool_similarity_mean`` and ``pool_spread`` are measured every `diagnostics_every` rounds (0: where a
+    selection computes them); `storage` says when and where the pool is kept in a memory-mapped file.
     """
 
     diagnostics_every: int = Field(1, ge=0)
     storage: Storage = Storage()
 
+    def due(self, number: int) -> bool:
+        """Return whether the pool is measured in round `number`."""
+        return self.diagnostics_every > 0 and number % self.diagnostics_every == 0
+
     def measured(self, pool: Pool, number: int) -> dict[str, float]:
         """Return how similar the models are in their parameters, if that is due in round `number`."""
-        if not self.diagnostics_every or number % self.diagnostics_every:
-            return {}
-        return diagnostics(pool.gram(columns=pool.layout.columns("parameters")))
+        return diagnostics(pool.gram(columns=pool.layout.columns("parameters"))) if self.due(number) else {}
 
 
 @dataclass
@@ -56,12 +56,12 @@ Q = TypeVar("Q", bound=PooledParams, default=Any)
 S = TypeVar("S", bound=PoolState, default=Any)
 
 
-class Slots(Method[Q, S]):
-    """Base of methods with one model per slot, K = ``clients_per_round`` slots.
+class Pooled(Method[Q, S]):
+    """Base of methods with one model per slot, which define :meth:`recombine`.
 
     All slots start as copies of one initial model. The global model is their uniform mean. If fewer than K clients are
-    connected, the least recently trained slots are sent. With ``params.widths`` a slot goes only to a device that can
-    hold it: idle clients are replaced by others, and a slot without a device waits and comes first in the next round.
+    connected, the least recently trained slots are sent. A lost slot keeps its model. With ``params.widths`` a slot
+    without a device that can hold it waits and comes first in the next round.
     """
 
     may_change = frozenset({"method.diagnostics_every", "method.storage"})
@@ -69,7 +69,7 @@ class Slots(Method[Q, S]):
     def objective(self) -> Objective:
         """Return what clients minimise; with ``nested``, of the narrower widths too."""
         params: Any = self.params
-        return Nested(params) if getattr(params, "nested", False) else super().objective()
+        return Nested(params) if isinstance(params, Widths) and params.nested else super().objective()
 
     def init(self, start: Start) -> S:
         """Return a pool of copies of the initial model."""
@@ -78,50 +78,68 @@ class Slots(Method[Q, S]):
 
     def pool_of(self, start: Start, k: int) -> Pool:
         """Return a pool of k copies of the initial model, each of its slot's width."""
-        layout, widths, storage = Layout.of(start.arrays, start.parameters), self.slot_widths(k), self.params.storage
+        widths = self.slot_widths(k)
         if widths and start.corners is None:
             raise ConfigError(f"{type(self).__name__}: method.widths needs the network; use the command fedcross.")
-        pool = (
-            WidthPool(layout, widths, start.corners, storage) if start.corners and widths else Pool(layout, k, storage)
-        )
+        layout, corners = Layout.of(start.arrays, start.parameters), start.corners if widths else None
+        pool = Pool(layout, k, self.params.storage, widths, corners)
         pool.fill(start.arrays)
         return pool
 
     def slot_widths(self, k: int) -> list[Width]:
         """Return the width of each of k slots, the widest first; empty if all are full."""
         params: Any = self.params
-        return params.slots(k) if getattr(params, "widths", ()) else []
+        return params.slots(k) if isinstance(params, Widths) else []
 
     def widths(self, corners: Corners | None = None) -> list[Width]:
         """Return the widths of the pool's models, the widest first; empty if all are full."""
-        params: Any = self.params
-        return [params.size(ratio) for ratio in sorted(getattr(params, "widths", ()), reverse=True)]
+        return self.slot_widths(len(getattr(self.params, "widths", ())))
 
     def sample(self, state: S, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Draw clients; with widths, replace idle ones so that as many slots as possible find a device."""
         drawn = super().sample(state, round, available)
-        if not isinstance(state.pool, WidthPool):
+        if state.pool.corners is None:
+            return drawn
+        wanted = min(len(drawn), len(state.queue))
+        if len(dealt := _deal(state, round, drawn)) == wanted:
             return drawn
         free = sorted(set(available) - set(drawn))
         spare = [free[i] for i in stream(round.seed, "sample", round.number, 1).permutation(len(free))]
-        while len(dealt := _deal(state, round, drawn)) < min(len(drawn), len(state.queue)):
-            idle = next(i for i in reversed(range(len(drawn))) if drawn[i] not in dealt.values())
-            changed = ((client, (*drawn[:idle], client, *drawn[idle + 1 :])) for client in spare)
-            better = next((one for one in changed if len(_deal(state, round, one[1])) > len(dealt)), None)
+        while len(dealt) < wanted:
+            idle = max(i for i, client in enumerate(drawn) if client not in dealt.values())
+            changed = ((*drawn[:idle], client, *drawn[idle + 1 :]) for client in spare)
+            better = next((one for one in changed if len(_deal(state, round, one)) > len(dealt)), None)
             if better is None:
                 break
-            spare.remove(better[0])
-            drawn = better[1]
+            spare.remove(better[idle])
+            drawn, dealt = better, _deal(state, round, better)
         return drawn
 
     def dispatch(self, state: S, round: Round) -> list[Task]:
         """Send the least recently trained slots, in the order of the slots, to the clients in the order of the draw."""
         pool, dealt = state.pool, _deal(state, round, round.clients)
-        widths = pool.widths if isinstance(pool, WidthPool) else [FULL] * len(pool)
         state.waiting = min(len(round.clients), len(pool)) - len(dealt)
         if state.waiting:
             log(WARNING, "fedcross: round %s: %s slots wait for a fitting device", round.number, state.waiting)
-        return [Task(dealt[slot], slot, pool.model(slot), width=widths[slot]) for slot in state.queue if slot in dealt]
+        sent = [slot for slot in state.queue if slot in dealt]
+        return [Task(dealt[slot], slot, pool.model(slot), width=pool.widths[slot]) for slot in sent]
+
+    def aggregate(self, state: S, round: Round, uploads: list[Upload]) -> dict[str, float]:
+        """Write the uploads into their slots, recombine, and measure the new pool where that is due."""
+        metrics = {"waiting_slots": float(state.waiting)} if state.waiting else {}
+        for upload in uploads:
+            state.pool.write(upload.slot, upload.arrays)
+        members = [upload.slot for upload in uploads]
+        state.queue.sort(key=lambda slot: slot in members)  # stable: the longest waiting slots stay in front
+        found = self.recombine(state, round, members) if members else None
+        return metrics | (self.params.measured(state.pool, round.number) if found is None else found)
+
+    @abstractmethod
+    def recombine(self, state: S, round: Round, members: list[int]) -> dict[str, float] | None:
+        """Make the models of the next round; `members`, one slot or more, hold this round's uploads.
+
+        Return metrics with those of the new pool, or None if the base shall measure it.
+        """
 
     def global_model(self, state: S) -> Arrays:
         """Return the uniform mean of the slots."""
@@ -129,41 +147,17 @@ class Slots(Method[Q, S]):
 
     def evaluation(self, state: S) -> Evaluation:
         """Return the global model; with widths that of every width, each value the mean of the slots that have it."""
-        if not isinstance(state.pool, WidthPool):
+        if state.pool.corners is None:
             return super().evaluation(state)
-        return Evaluation([], {width: state.pool.mean_of(width) for width in reversed(state.pool.levels)})
-
-
-class Pooled(Slots[Q, S]):
-    """Base of pool methods that define :meth:`recombine`; a lost slot keeps its model."""
-
-    def aggregate(self, state: S, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Write the uploads into their slots, recombine, and measure the new pool where that is due."""
-        metrics = {"waiting_slots": float(state.waiting)} if state.waiting else {}
-        if not (members := write(state, uploads)):
-            return metrics
-        self.recombine(state, round, members)
-        return metrics | self.params.measured(state.pool, round.number)
-
-    @abstractmethod
-    def recombine(self, state: S, round: Round, members: list[int]) -> None:
-        """Make the models of the next round; `members`, one slot or more, hold this round's uploads."""
-
-
-def write(state: PoolState, uploads: list[Upload]) -> list[int]:
-    """Write the uploads into their slots, move these to the end of the queue, and return them."""
-    for upload in uploads:
-        state.pool.write(upload.slot, upload.arrays)
-    members = [upload.slot for upload in uploads]
-    state.queue.sort(key=lambda slot: slot in members)  # stable: the longest waiting slots stay in front
-    return members
+        means = {width: state.pool.mean(rank=rank) for rank, width in reversed([*enumerate(state.pool.levels)])}
+        return Evaluation([], means)
 
 
 def _deal(state: PoolState, round: Round, clients: Sequence[int]) -> dict[int, int]:
     """Return slot -> client for these clients, by slot; only a device that can hold a slot gets it."""
-    if not isinstance(state.pool, WidthPool):
+    if state.pool.corners is None:
         return dict(zip(sorted(state.queue[: len(clients)]), clients))
-    return deal(state.queue, state.pool.widths, {client: round.budget(client) for client in clients})
+    return deal(state.queue, state.pool.widths, {one: round.budget(one) for one in clients})
 
 
 @dataclass
@@ -186,7 +180,7 @@ class AsyncPool(Method[Q, B]):
 
     State: ClassVar[type[AsyncPoolState]] = AsyncPoolState
     asynchronous = True
-    may_change = Slots.may_change
+    may_change = Pooled.may_change
 
     def init(self, start: Start) -> B:
         """Fill both pools with copies of the initial model."""
@@ -197,8 +191,8 @@ class AsyncPool(Method[Q, B]):
         return cast("B", self.State(pools[0], pools[1], [0] * k))
 
     @abstractmethod
-    def mixing(self, state: B, round: Round, slots: list[int]) -> Mixing:
-        """Return how the models that `slots` send next are mixed from the uploads."""
+    def mixing(self, state: B, round: Round, slots: list[int]) -> Matrix:
+        """Return how the models that `slots` send next are mixed from the uploads (K, K)."""
 
     def dispatch(self, state: B, round: Round) -> list[Task]:
         """Send each free slot's row of the pool."""
@@ -222,13 +216,12 @@ class AsyncPool(Method[Q, B]):
         return state.pool.mean()
 
 
-def mixed(pool: Pool, mixing: Mixing, slots: Sequence[int]) -> tuple[Array, NDArray[np.int64]]:
+def mixed(pool: Pool, mixing: Matrix, slots: Sequence[int]) -> tuple[Array, Integers]:
     """Return float rows (n, d) and integer rows (n, i) of ``M @ pool`` for n `slots`; `pool` stays as it is."""
-    needed = sorted({*slots, *(source for slot in slots for source in mixing.rows[slot])})
-    place = {slot: i for i, slot in enumerate(needed)}
-    part = Pool(pool.layout, len(needed), pool.storage)
+    needed = np.union1d(slots, np.flatnonzero(mixing[slots].any(axis=0)))
+    part, own = Pool(pool.layout, len(needed), pool.storage), np.searchsorted(needed, slots)
     part.rows[...], part.integers[...] = pool.rows[needed], pool.integers[needed]
-    rows = ({place[j]: w for j, w in mixing.rows[i].items()} if i in slots else {place[i]: 1.0} for i in needed)
-    part.mix(Mixing(tuple(rows)))
-    own = [place[slot] for slot in slots]
+    matrix = np.eye(len(needed))
+    matrix[own] = mixing[slots][:, needed]
+    part.mix(matrix)
     return part.rows[own], part.integers[own]

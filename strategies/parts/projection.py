@@ -39,19 +39,15 @@ def project(model: nn.Module, params: Projected, method: str, unit: bool = False
 
     The head is part of ``features``, so "embedding" means the projected one everywhere. Weights added to a model with
     e features and c classes: ``e*hidden + hidden + hidden*width + width``; the classifier becomes ``width*c + c``.
-    With `unit` the features end in unit vectors, with or without a head, and the classifier reads these. A ConfigError
-    names `method` if the network changes and does not say how wide its embedding and its scores are.
+    With `unit` the features end in unit vectors, with or without a head.
     """
     old = cast(Any, model)
     parts, classifier = OrderedDict(encoder=old.features), old.classifier
-    known = isinstance(getattr(old, "embedding", None), int) and isinstance(
-        getattr(old.classifier, "out_features", None), int
-    )
+    known = hasattr(old, "embedding") and isinstance(old.classifier, nn.Linear)
     if (params.projection or unit) and not known:
         raise ConfigError(
-            f"method {method}: its projection head needs a model with an attribute embedding, its features' width, "
-            f"and an nn.Linear as classifier; {type(model).__name__} has a {type(old.classifier).__name__}. Choose "
-            "another model, or write it as docs/own-model.md shows; with method.projection=false MOON takes any."
+            f"method {method}: its head needs a model with an attribute embedding, its features' width, and an "
+            f"nn.Linear as classifier, unlike {type(model).__name__}. See docs/own-model.md."
         )
     if params.projection:
         hidden = old.embedding if params.hidden is None else params.hidden

@@ -1,37 +1,54 @@
-"""Class prototypes on the client: means of embeddings, and losses that compare embeddings with them.
+"""Class prototypes: means of embeddings, and a loss that compares embeddings with them.
 
-All functions are pure and run under ``torch.func.vmap``. Prototypes are constants: no gradient flows into them.
+A set of prototypes is a group of arrays: ``vectors`` (classes, embedding), 0 for a class without one, and ``present``,
+bool (classes,). The losses run under ``torch.func.vmap``; no gradient flows into prototypes.
 """
 
-from __future__ import annotations
-
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from fedcross.strategies.objective import Batch, Net, Tensors
+from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.inputs import Inputs
 
-#: Logit of a class without a prototype; finite, so that gradients stay finite too.
-NEVER = -1e30
-#: Examples at a time when prototypes are computed.
-CHUNK = 1000
+NEVER = -1e30  # Logit of a class without a prototype; finite, so that gradients stay finite too.
+CHUNK = 1000  # Examples at a time when prototypes are computed.
 
 
 @torch.no_grad()
-def class_means(
-    net: Net, params: Tensors, buffers: Tensors, x: Tensor | Inputs, y: Tensor, classes: int
-) -> tuple[Tensor, Tensor]:
-    """Return the mean embedding of each class (classes, embedding) and which classes have examples, bool (classes,).
-
-    In evaluation mode, on inputs `x` (n, ...) without augmentation and labels `y` (n,). A class without examples has 0.
-    """
+def class_means(net: Net, params: Tensors, buffers: Tensors, x: Tensor | Inputs, y: Tensor, classes: int) -> Tensors:
+    """Return the prototypes of inputs `x` (n, ...), without augmentation, and labels `y` (n,), in evaluation mode."""
     features = [net.features(params, buffers, x[i : i + CHUNK], train=False) for i in range(0, len(x), CHUNK)]
     members = functional.one_hot(y, classes)
     counts = members.sum(dim=0)
     # A matrix product, not index_add: its sum has one order on a GPU too.
     sums = members.to(features[0].dtype).T @ torch.cat(features)
-    return sums / counts.clamp(min=1).unsqueeze(1), counts > 0
+    return {"vectors": sums / counts.clamp(min=1).unsqueeze(1), "present": counts > 0}
+
+
+def credible(counts: NDArray[np.int64], examples: int) -> NDArray[np.float64]:
+    """Return the label counts (classes,) that a client sent; zeros if they do not add up to its `examples`."""
+    told = counts.astype(np.float64)  # as int64 a sum could overflow to the right number
+    return told if told.min() >= 0 and told.sum() == examples else 0 * told
+
+
+def average(prototypes: list[Arrays]) -> Arrays:
+    """Return each class's unweighted mean over the clients that hold it (FedCT Eq. 2)."""
+    holders = np.sum([p["present"] for p in prototypes], axis=0)
+    total = np.sum([np.where(p["present"][:, None], p["vectors"], 0) for p in prototypes], axis=0, dtype=np.float64)
+    vectors = (total / np.maximum(holders, 1)[:, None]).astype(prototypes[0]["vectors"].dtype)
+    return {"vectors": vectors, "present": holders > 0}
+
+
+def fuse(overall: Arrays, local: Arrays, share: float) -> Arrays:
+    """Return ``share U_g + (1 - share) U_l`` per class; a class that only one of the two has comes from that one."""
+    here, there = local["present"][:, None], overall["present"][:, None]
+    one, other = local["vectors"], overall["vectors"]
+    mixed = np.where(here & there, share * other + (1 - share) * one, np.where(here, one, np.where(there, other, 0)))
+    return {"vectors": mixed.astype(one.dtype), "present": overall["present"] | local["present"]}
 
 
 def cosines(features: Tensor, vectors: Tensor, present: Tensor) -> Tensor:
@@ -47,31 +64,14 @@ def contrast(features: Tensor, y: Tensor, vectors: Tensor, present: Tensor, temp
     return torch.where(present[y], loss, torch.zeros_like(loss))
 
 
-def away(features: Tensor, y: Tensor, vectors: Tensor, strength: float) -> Tensor:
-    """Return ``f + strength (f - u_y)``: embeddings pushed away from their own prototype, a harder positive."""
-    return features + strength * (features - vectors[y])
-
-
-def attend(features: Tensor, vectors: Tensor, present: Tensor, temperature: float, share: float) -> Tensor:
-    """Return ``(1 - share) f + share a U``: embeddings moved towards an attention-weighted sum of prototypes.
-
-    ``a = softmax(cos(f, u) / temperature)`` over the classes with a prototype.
-    """
-    attention = functional.softmax(cosines(features, vectors, present) / temperature, dim=1)
-    return (1 - share) * features + share * (attention @ vectors)
-
-
 def partners(batch: Batch) -> Tensor:
-    """Return the index of each row's partner for mixing, int64 (batch,): the next real row, the first after the last.
+    """Return each row's partner for mixing, int64 (batch,): the next real row, the first after the last.
 
-    The trainer shuffles the examples each epoch, so neighbours are a uniform random pairing. Padding rows are never a
-    partner.
+    The trainer shuffles the examples each epoch, so neighbours are a uniform random pairing.
     """
     n = len(batch.y)
     if batch.mask is None:
         return (torch.arange(n, device=batch.y.device) + 1) % n
     real = batch.mask > 0
     order = torch.argsort(real.to(torch.int8), descending=True, stable=True)
-    place = torch.cumsum(real, dim=0) - 1
-    following = torch.remainder(place + 1, real.sum().clamp(min=1))
-    return order[following]
+    return order[torch.remainder(torch.cumsum(real, dim=0), real.sum().clamp(min=1))]

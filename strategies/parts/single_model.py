@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, get_args
 
 from typing_extensions import TypeVar
 
 from fedcross.strategies.method import GLOBAL, Method, Round, Start, Task, Upload
 from fedcross.strategies.objective import P
 from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.vectors import zeros
 from fedcross.strategies.pool.pool import Arrays
 
 
@@ -29,16 +30,27 @@ class SingleModel(Method[P, M]):
     """Base of methods with one global model: every client gets it, the mean of the uploads replaces it.
 
     Weights and batch-normalisation statistics are averaged alike, by the setting ``weighting`` of the method, if it has
-    one, else by examples. A round without uploads changes nothing. A method with a state of its own names its class as
-    ``State``.
+    one, else by examples. A round without uploads changes nothing. A method names the class of its state in the
+    brackets behind the base class.
     """
 
     State: ClassVar[type[ModelState]] = ModelState
+    #: Fields of the state that are vectors, one value for each parameter, zero at first.
+    zeros: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Set ``State`` from the brackets behind the base class."""
+        super().__init_subclass__(**keywords)
+        for argument in (one for base in cls.__dict__.get("__orig_bases__", ()) for one in get_args(base)):
+            kind = argument.__bound__ if isinstance(argument, TypeVar) else argument
+            if isinstance(kind, type) and issubclass(kind, ModelState):
+                cls.State = kind
 
     def init(self, start: Start) -> M:
         """Return a state with a copy of the initial model."""
         model = {name: array.copy() for name, array in start.arrays.items()}
-        return cast("M", self.State(model, parameters=start.parameters))
+        vectors = {field: zeros(start) for field in self.zeros}
+        return cast("M", self.State(model, **vectors, parameters=start.parameters))
 
     def dispatch(self, state: M, round: Round) -> list[Task]:
         """Send the global model to every client of the round."""
@@ -76,10 +88,7 @@ A = TypeVar("A", bound=AsyncState, default=Any)
 
 
 class AsyncSingle(SingleModel[P, A]):
-    """Base of asynchronous methods with one global model, which every free slot sends as it then is.
-
-    A method defines :meth:`take`. Uploads that arrive at the same virtual time are taken by slot.
-    """
+    """Base of asynchronous methods with one global model, which every free slot sends as it then is."""
 
     State = AsyncState
     asynchronous = True
@@ -90,7 +99,7 @@ class AsyncSingle(SingleModel[P, A]):
         return [Task(client, slot, state.model, version=state.version) for slot, client in pairs]
 
     def aggregate(self, state: A, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Take the uploads one after another."""
+        """Take the uploads one after another; those of the same virtual time by slot."""
         for upload in uploads:
             self.take(state, upload, state.version - upload.task.version)
         return {}

@@ -6,27 +6,35 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor
 
 from fedcross.core.settings import Settings
 from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors
 from fedcross.tasks.models.width import FULL, TOLERANCE, Width
 
+
+def different(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Return `values`; refuse a tuple that has one of them twice."""
+    if len(set(values)) < len(values):
+        raise ValueError("one of them is there twice. Leave it out once")
+    return values
+
+
 Ratio = Annotated[float, Field(gt=0, le=1)]
+Different = AfterValidator(different)
 
 
 class Widths(Settings):
     """Settings of a pool whose models have several widths.
 
-    `widths` are the shares of the channels that models have; none means that every model is the full one. A client
-    trains no model that is wider than its device (``devices.widths``, or the node's ``device.width``). `shares` are
-    those of the pool's slots that the widths get; none gives all the same. The first `whole` groups of the network's
-    channels stay whole in every model, as in AdaptiveFL's slices. With `nested` clients train the narrower corners of a
-    wide model too (:class:`Nested`): in turn, or all in every step, as `nested_steps` says.
+    `widths` are the shares of the channels that models have (none: all are full), `shares` those of the pool's slots
+    that the widths get (none: equal). A client trains no model wider than its device (``devices.widths``, or the node's
+    ``device.width``). The first `whole` groups of channels stay whole, as in AdaptiveFL's slices. With `nested` clients
+    train the narrower corners of a wide model too (:class:`Nested`).
     """
 
-    widths: tuple[Ratio, ...] = ()
+    widths: Annotated[tuple[Ratio, ...], Different] = ()
     shares: tuple[Annotated[float, Field(gt=0)], ...] = ()
     whole: int = Field(0, ge=0)
     nested: bool = False
@@ -34,16 +42,12 @@ class Widths(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        check_widths(self.widths)
         if not self.widths and (set_ := [n for n in ("whole", "nested", "shares") if getattr(self, n)]):
             raise ValueError(f"{set_[0]} is for models of several widths; give method.widths=[1.0,0.5]")
         if self.nested_steps != "in_turn" and not self.nested:
             raise ValueError(f"nested_steps={self.nested_steps} is for nested training; set method.nested=true")
         if self.shares and (len(self.shares) != len(self.widths) or abs(sum(self.shares) - 1) > TOLERANCE):
-            raise ValueError(
-                f"shares {list(self.shares)}, which sum to {sum(self.shares):g}, must be one for each of the widths "
-                f"{list(self.widths)} and sum to 1; [] gives all the same"
-            )
+            raise ValueError(f"shares {list(self.shares)} must be one for each width and sum to 1; [] gives equal ones")
         return self
 
     def remarks(self) -> list[str]:
@@ -52,13 +56,18 @@ class Widths(Settings):
             return ["method.nested=true: with one width no model has a narrower corner to train."]
         return []
 
+    def faults(self, clients_per_round: int) -> list[str]:
+        """Return an error if some width gets no slot."""
+        fault = f"method.widths={list(self.widths)}: each width needs a model. Raise clients_per_round."
+        return [fault] if clients_per_round < len(self.widths) else []
+
     def slots(self, k: int) -> list[Width]:
         """Return the width of each of k slots, as many as widths or more; the widest first, each width at least once.
 
-        The largest remainders are rounded up.
+        The largest remainders are rounded up. Without widths there are none.
         """
         if not self.widths:
-            return [FULL] * k
+            return []
         exact = np.asarray(self.shares or [1 / len(self.widths)] * len(self.widths)) * k
         counts = np.maximum(np.floor(exact + TOLERANCE), 1).astype(int)
         while counts.sum() < k:
@@ -73,20 +82,14 @@ class Widths(Settings):
         return Width(width, self.whole) if width < 1 else FULL
 
 
-def check_widths(widths: Sequence[float]) -> None:
-    """Raise a ValueError if two widths are equal."""
-    if len(set(widths)) < len(widths):
-        raise ValueError(f"widths {list(widths)}: one of them is there twice. Leave it out once")
+def holds(budget: float, size: Width) -> bool:
+    """Return whether a device of width `budget` can train a model of `size`."""
+    return size.ratio <= budget + TOLERANCE
 
 
 def largest(widths: Sequence[Width], budget: float) -> Width | None:
     """Return the first of `widths`, the widest first, that a device of width `budget` can hold."""
     return next((width for width in widths if holds(budget, width)), None)
-
-
-def holds(budget: float, size: Width) -> bool:
-    """Return whether a device of width `budget` can train a model of `size`."""
-    return size.ratio <= budget + TOLERANCE
 
 
 def described(size: Width) -> dict[str, Any]:
@@ -121,22 +124,20 @@ def deal(queue: Sequence[int], sizes: Sequence[Width], budgets: Mapping[int, flo
 
 
 class Nested(Objective[Widths]):
-    """Cross-entropy; with ``nested``, of the model and of its narrower corners.
+    """Cross-entropy of the model and of its narrower corners.
 
-    With ``nested_steps: in_turn`` and the widths 1, p and q the steps of a visit train 1, p, 1, q, 1, p, ...; a model
-    that is narrower than the step's width trains as a whole. With ``nested_steps: all`` every step trains 1 + p + q:
-    their losses are added. A corner's step computes what the slice computes (``client/corner.py``); only its own
-    weights get a gradient (of the others, momentum and weight decay go on), and no statistics change.
+    With ``in_turn`` and the widths 1, p and q the steps of a visit train 1, p, 1, q, 1, p, ...; a model narrower than
+    the step's width trains as a whole. With ``all`` every step trains 1 + p + q: their losses are added. A corner's
+    step gives only its own weights a gradient (momentum and weight decay of the others go on), and changes no
+    statistics.
 
-    In turn, this is ordered dropout with a fixed order in place of random draws (Horvath et al., FjORD, NeurIPS 2021,
-    arXiv 2102.13451), without its distillation. ``all`` is the loss of a slimmable network (Yu et al., ICLR 2019,
-    arXiv 1812.08928), which has a norm of its own for every width; here only the statistics are.
+    In turn, this is ordered dropout with a fixed order (Horvath et al., FjORD, NeurIPS 2021, arXiv 2102.13451), without
+    its distillation. ``all`` is the loss of a slimmable network (Yu et al., ICLR 2019, arXiv 1812.08928), without its
+    separate norms.
     """
 
     def corners(self, size: Width) -> Sequence[Width]:
-        """Return the sizes that a model of `size` trains besides its own."""
-        if not self.params.nested:
-            return []
+        """Return the sizes that a model of `size` trains besides its own, the widest first."""
         return [self.params.size(width) for width in sorted(self.params.widths, reverse=True)[1:] if width < size.ratio]
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
@@ -150,9 +151,8 @@ class Nested(Objective[Widths]):
 
     def _turn(self, net: Net, step: int | Tensor) -> Net:
         """Return what a step trains, 0 the first: `net` or one of its corners."""
-        if not net.corners:
+        if not net.corners or not int(step) % 2:
             return net
         narrower = len(self.params.widths) - 1
-        missing = narrower - len(net.corners)  # a narrow model trains as a whole where a wide one trains its width
-        turn = int(step) // 2 % narrower
-        return net.corners[turn - missing] if int(step) % 2 and turn >= missing else net
+        turn = int(step) // 2 % narrower - (narrower - len(net.corners))  # a narrow model lacks the first corners
+        return net.corners[turn] if turn >= 0 else net

@@ -8,12 +8,10 @@ torch's time or less, and differ from it in the last bits.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,50 +24,42 @@ CHUNK = 8192
 
 Slots = NDArray[np.int64]
 Matrix = NDArray[np.float64]
-Products = Callable[[NDArray[Any], Slots, slice], NDArray[Any]]
+R = TypeVar("R")
 
 
-def over_blocks(task: Callable[[int, slice], None], rows: int, itemsize: int, start: int, stop: int) -> int:
-    """Call ``task(number, columns)`` for column blocks of about BLOCK_BYTES in threads; return their number.
+def over_blocks(task: Callable[[slice], R], rows: int, itemsize: int, columns: slice) -> list[R]:
+    """Return ``task(block)`` of all blocks of `columns`, about BLOCK_BYTES each, computed in threads.
 
     There are as many threads as torch may use, and in each torch computes with one thread.
     """
     import torch
 
-    width = max(256, BLOCK_BYTES // max(1, rows * itemsize) // 256 * 256)
-    blocks = [slice(a, min(a + width, stop)) for a in range(start, stop, width)]
-    threads = torch.get_num_threads()
+    width, threads = max(256, BLOCK_BYTES // max(1, rows * itemsize) // 256 * 256), torch.get_num_threads()
+    blocks = [slice(a, min(a + width, columns.stop)) for a in range(columns.start, columns.stop, width)]
     torch.set_num_threads(1)  # of this thread, and of all that first use torch from now on
     try:
-        with ThreadPoolExecutor(threads) if threads > 1 and len(blocks) > 1 else nullcontext() as pool:
-            deque((pool.map if pool else map)(task, range(len(blocks)), blocks), maxlen=0)
+        if threads == 1 or len(blocks) == 1:
+            return list(map(task, blocks))
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(task, blocks))
     finally:
         torch.set_num_threads(threads)
-    return len(blocks)
 
 
-def summed(products: Products, rows: NDArray[Any], members: Slots, columns: slice) -> Matrix:
+def summed(products: Callable[[Any, Slots, slice], NDArray[Any]], rows: Any, members: Slots, columns: slice) -> Matrix:
     """Return the sum over blocks of what `products` gives for each (m, m), in float64; its upper triangle counts."""
-    start, stop, _ = columns.indices(rows.shape[1])
-    parts: dict[int, NDArray[Any]] = {}
-
-    def task(number: int, block: slice) -> None:
-        parts[number] = products(rows, members, block)
-
-    total = np.zeros((len(members), len(members)))
-    for number in range(over_blocks(task, len(members), rows.itemsize, start, stop)):
-        with np.errstate(invalid="ignore", over="ignore"):
-            total += parts[number]
-    upper = np.triu(total)
+    with np.errstate(invalid="ignore", over="ignore"):
+        blocks = over_blocks(lambda block: products(rows, members, block), len(members), rows.itemsize, columns)
+        upper = np.triu(sum(blocks, np.zeros((len(members), len(members)))))
     return upper + np.triu(upper, 1).T
 
 
 def gram(rows: NDArray[Any], members: Slots, columns: slice) -> Matrix:
     """Return the inner products (m, m) of the `members` rows over `columns`, accurate for narrow pools too.
 
-    Those of a small pool are computed in float64, those of a large one on the differences d_i = w_i - c from a common
-    centre c, the first member: ``<w_i, w_j> = <d_i, d_j> + <d_i, c> + <c, d_j> + <c, c>``, with a sum in float64. Each
-    term is as accurate as the pool is narrow. If it is not, or not finite, the pool is treated as a small one.
+    Those of a small pool are computed in float64, those of a large one on the differences d_i = w_i - c from the first
+    member c: ``<w_i, w_j> = <d_i, d_j> + <d_i, c> + <c, d_j> + <c, c>``, with a sum in float64, each term as accurate
+    as the pool is narrow. A pool that is not narrow, or not finite, is treated as a small one.
     """
     if rows.nbytes >= COMPILED_BYTES:
         sums = summed(_differences, rows, members, columns)
@@ -97,39 +87,47 @@ def _differences(rows: NDArray[Any], members: Slots, block: slice) -> NDArray[An
     return out[:m, :m]
 
 
-def mix(rows: NDArray[Any], targets: Slots, index: NDArray[np.int64], weight: Matrix) -> None:
-    """Replace ``rows[targets[t]]`` by ``sum_l weight[t, l] * rows[index[t, l]]``, simultaneously and in place.
+def mix(rows: NDArray[Any], mixing: Matrix) -> None:
+    """Replace the models `rows` (K, d) by ``mixing @ rows``, in place; rows that keep their model are not written.
 
-    The sum is computed as a chain of interpolations between two values; each step weights its model by its share of the
-    weights so far. A value that all models share therefore stays exactly the same, and a weight of 1 copies exactly.
-
-    Parameters
-    ----------
-    rows : float array (K, d)
-    targets : int64 array (T,)
-        Distinct row numbers; others are not written.
-    index, weight : arrays (T, L) or (1, L)
-        Sources and weights; every row of `weight` sums to 1 and starts above 0. A single row holds for all targets.
+    `mixing` is row-stochastic (K, K). The sum is a chain of interpolations between two values; each step weights its
+    model by its share of the weights so far. A value that all models share therefore stays exactly the same, and a
+    weight of 1 copies exactly.
     """
     import torch
 
+    targets, index, weight = sources(mixing)
     shares = (weight / weight.cumsum(axis=1)).astype(rows.dtype)
-    pool, to = torch.from_numpy(rows), torch.from_numpy(targets)
-    lerps = torch.from_numpy(shares[:, :, None])
-    sources = [torch.from_numpy(np.ascontiguousarray(source)) for source in index.T]
+    pool, to, lerps, *orders = map(torch.from_numpy, (rows, targets, shares[:, :, None], *index.T.copy()))
 
-    def plain(_: int, columns: slice) -> None:
-        block = pool[:, columns]
-        mixed, *others = [block.index_select(0, source) for source in sources]
+    def plain(columns: slice) -> None:
+        mixed, *others = [pool[:, columns].index_select(0, order) for order in orders]
         for position, other in enumerate(others, start=1):
             mixed.lerp_(other, lerps[:, position])
-        block.index_copy_(0, to, mixed.expand(len(targets), -1))
+        pool[:, columns].index_copy_(0, to, mixed.expand(len(targets), -1))
 
-    def fast(_: int, columns: slice) -> None:
+    def fast(columns: slice) -> None:
         scratch = np.empty((len(rows), CHUNK), rows.dtype)
-        _compiled()[1](rows, targets, np.ascontiguousarray(index), shares, columns.start, columns.stop, scratch)
+        _compiled()[1](rows, targets, index, shares, columns.start, columns.stop, scratch)
 
-    over_blocks(fast if rows.nbytes >= COMPILED_BYTES else plain, len(rows), rows.itemsize, 0, rows.shape[1])
+    if len(targets):
+        loop = fast if rows.nbytes >= COMPILED_BYTES else plain
+        over_blocks(loop, len(rows), rows.itemsize, slice(0, rows.shape[1]))
+
+
+def sources(mixing: Matrix) -> tuple[Slots, Slots, Matrix]:
+    """Return the T rows of `mixing` that change their model, and their sources and weights (T, L), padded with 0.
+
+    A row's own model comes first, the others follow by number. If all T rows are equal, they are one (1, L) by number.
+    """
+    targets = np.flatnonzero((mixing != np.eye(len(mixing))).any(axis=1))
+    rows, own = mixing[targets], targets[:, None] == np.arange(len(mixing))
+    if len(rows) > 1 and (rows == rows[0]).all():
+        rows, own = rows[:1], np.zeros_like(own[:1])
+    length = int(np.count_nonzero(rows, axis=1).max(initial=0))
+    index = np.argsort(np.where(rows > 0, ~own, 2), axis=1, kind="stable")[:, :length]
+    weight = np.take_along_axis(rows, index, axis=1)
+    return targets, np.where(weight > 0, index, index[:, :1]), weight
 
 
 def mean(rows: NDArray[Any], members: Slots, out: NDArray[Any]) -> None:
@@ -138,10 +136,10 @@ def mean(rows: NDArray[Any], members: Slots, out: NDArray[Any]) -> None:
 
     pool, result, chosen = torch.from_numpy(rows), torch.from_numpy(out), torch.from_numpy(members)
 
-    def task(_: int, columns: slice) -> None:
+    def task(columns: slice) -> None:
         result[columns] = torch.mean(pool[:, columns].index_select(0, chosen), 0, dtype=torch.float64)
 
-    over_blocks(task, 2 * len(members), rows.itemsize, 0, rows.shape[1])
+    over_blocks(task, 2 * len(members), rows.itemsize, slice(0, rows.shape[1]))
 
 
 # ---- compiled by numba: no allocation, no GIL ------------------------------------------------------------------------
@@ -201,16 +199,13 @@ def _mix_loop(
     for a in range(start, stop, CHUNK):
         n = min(CHUNK, stop - a)
         for k in range(len(rows)):
-            row, copy = rows[k, a : a + n], scratch[k]
-            for c in range(n):
-                copy[c] = row[c]
+            scratch[k, :n] = rows[k, a : a + n]
         for t in range(len(targets)):
             source = t if len(index) > 1 else 0
             row = rows[targets[t], a : a + n]
             own = scratch[index[source, 0]]
             if index[source, 0] != targets[t]:
-                for c in range(n):
-                    row[c] = own[c]
+                row[:] = own[:n]
             for position in range(1, index.shape[1]):
                 share, other = shares[source, position], scratch[index[source, position]]
                 rest = one - share

@@ -1,18 +1,15 @@
 """Mixing matrices, the selection of collaborators, and the similarity of models.
 
-A mixing matrix M turns the pool V of K models into W = M V. Slots that are not `members` of this round keep their
-model. A selection returns m positions among the m valid models of a round; a model that is its own collaborator stays
-unchanged. Of equal similarities the lowest position is taken; NaN is never taken. A similarity is an (m, m) matrix in
-which larger means more similar, NaN for a model that is not finite; its diagonal is ignored.
+A mixing matrix M, row-stochastic (K, K), turns the pool V of K models into W = M V. Slots that are not `members` of
+this round keep their model. A selection returns m positions among the m valid models of a round; a model that is its
+own collaborator stays unchanged. Of equal similarities the lowest position is taken; NaN is never taken. A similarity
+is an (m, m) matrix in which larger means more similar, NaN for a model that is not finite; its diagonal is ignored.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,61 +24,32 @@ if TYPE_CHECKING:
 #: Values to compare: the trained ones, or float buffers as well; ``chunked`` over the state also uses counters.
 Part: TypeAlias = Literal["parameters", "state"]
 Partners = NDArray[np.int64]
+Members = Sequence[int]
 
 
-@dataclass(frozen=True)
-class Mixing:
-    """A row-stochastic (K, K) matrix: ``rows[i][j] > 0`` is what slot i's new model takes of slot j's old one."""
-
-    rows: tuple[Mapping[int, float], ...]
-
-    @cached_property
-    def targets(self) -> NDArray[np.int64]:
-        """Slots whose model changes, ascending."""
-        return np.array([i for i, row in enumerate(self.rows) if set(row) != {i}], np.int64)
-
-    def padded(self) -> tuple[NDArray[np.int64], Matrix]:
-        """Return sources and weights (T, L) of the targets, padded with 0; the own slot comes first.
-
-        If all targets become the same model, there is a single row (1, L) for all of them.
-        """
-        lists = [sorted(self.rows[i].items(), key=lambda pair: (pair[0] != i, pair[0])) for i in self.targets]
-        if len(lists) > 1 and all(sorted(row) == sorted(lists[0]) for row in lists):
-            lists = [sorted(lists[0])]
-        length = max((len(row) for row in lists), default=0)
-        pairs = np.array([row + [(row[0][0], 0.0)] * (length - len(row)) for row in lists], np.float64)
-        return pairs[..., 0].astype(np.int64), np.ascontiguousarray(pairs[..., 1])
-
-    def dense(self) -> Matrix:
-        """Return the matrix (K, K)."""
-        matrix = np.zeros((len(self.rows), len(self.rows)))
-        for i, row in enumerate(self.rows):
-            matrix[i, list(row)] = list(row.values())
-        return matrix
-
-
-def _with_members(k: int, members: Sequence[int], rows: Sequence[Sequence[tuple[int, float]]]) -> Mixing:
-    """Return the mixing in which the i-th member gets ``rows[i]``, pairs of a position in `members` and a weight."""
-    full: list[Mapping[int, float]] = [{i: 1.0} for i in range(k)]
-    for slot, pairs in zip(members, rows, strict=True):
-        row: dict[int, float] = {}
-        for position, weight in pairs:
-            if weight > 0:
-                row[int(members[position])] = row.get(int(members[position]), 0.0) + weight
-        full[slot] = dict.fromkeys(row, 1.0) if len(row) == 1 else row
-    return Mixing(tuple(full))
-
-
-def cross(
-    k: int, members: Sequence[int], partners: Sequence[int] | NDArray[np.int64], alpha: float | Sequence[float]
-) -> Mixing:
+def cross(k: int, members: Members, partners: Sequence[int] | Partners, alpha: float | Sequence[float]) -> Matrix:
     """Cross-aggregation, ``w_i = alpha v_i + (1 - alpha) v_co(i)`` (FedCross, CrossAggr).
 
     `members` are the m slots of the k that take part, `partners` the position in `members` of each one's collaborator
     (its own: it keeps its model), `alpha` is the share of the own model, one number for all or one for each.
     """
-    own = [alpha] * len(members) if isinstance(alpha, int | float) else alpha
-    return _with_members(k, members, [[(i, own[i]), (int(co), 1.0 - own[i])] for i, co in enumerate(partners)])
+    mixing, slots = np.eye(k), np.asarray(members, np.int64)
+    mixing[slots, slots] = alpha
+    mixing[slots, slots[np.asarray(partners, np.int64)]] += 1.0 - np.asarray(alpha)
+    return mixing
+
+
+def propellers(k: int, members: Members, distances: Sequence[int], own: float | None) -> Matrix:
+    """Propeller models, ``w_i = own v_i + (1 - own)/P sum_p v_(i + o_p)``, with the P `distances` of :func:`offsets`.
+
+    An `own` of None is 1/(P + 1). Without distances every model stays as it is.
+    """
+    mixing, slots, p = np.eye(k), np.asarray(members, np.int64), len(distances)
+    share = 1.0 / (p + 1) if own is None or not p else own
+    mixing[slots, slots] = share
+    for distance in distances:
+        mixing[slots, np.roll(slots, -distance)] = (1.0 - share) / p
+    return mixing
 
 
 def offsets(m: int, count: int, round_number: int) -> list[int]:
@@ -89,138 +57,123 @@ def offsets(m: int, count: int, round_number: int) -> list[int]:
     return [(round_number - 1 + p) % (m - 1) + 1 for p in range(min(count, m - 1))] if m > 1 else []
 
 
-def propellers(k: int, members: Sequence[int], distances: Sequence[int], own: float | None) -> Mixing:
-    """Propeller models, ``w_i = own v_i + (1 - own)/P sum_p v_(i + o_p)``, with the P `distances` of :func:`offsets`.
-
-    `own` is :func:`propeller_share`, None for 1/(P + 1). Without distances every model stays as it is.
-    """
-    m, p = len(members), len(distances)
-    share = 1.0 / (p + 1) if own is None or not p else own
-    rows = [[(i, share), *(((i + o) % m, (1.0 - share) / p) for o in distances)] for i in range(m)]
-    return _with_members(k, members, rows)
-
-
-def propeller_share(weighting: str, alpha: float, count: int) -> float | None:
-    """Return the own model's share beside `count` propellers, which the papers do not state.
-
-    ``equal``: None, all models weigh the same. ``each``: every propeller gets what a collaborator gets, 1 - alpha, and
-    the own model ``1 - count (1 - alpha)``. ``alpha``: alpha for the own model, the propellers share the rest.
-    """
-    return {"equal": None, "alpha": alpha, "each": 1.0 - count * (1.0 - alpha)}[weighting]
-
-
-def uniform(k: int, members: Sequence[int]) -> Mixing:
+def uniform(k: int, members: Members) -> Matrix:
     """Give every member the mean of the members (the public code's first stage)."""
-    m = len(members)
-    return _with_members(k, members, [[(j, 1.0 / m) for j in range(m)]] * m)
+    mixing = np.eye(k)
+    mixing[np.ix_(members, members)] = 1.0 / max(1, len(members))
+    return mixing
 
 
-def routing(k: int, members: Sequence[int], sources: Sequence[int] | NDArray[np.int64]) -> Mixing:
-    """Give member i an exact copy of the model of member ``sources[i]``; a permutation only moves the models."""
-    return _with_members(k, members, [[(int(source), 1.0)] for source in sources])
+def routing(k: int, members: Members, order: Sequence[int] | Partners) -> Matrix:
+    """Give member i an exact copy of the model of member ``order[i]``; a permutation only moves the models."""
+    return cross(k, members, order, 0.0)
 
 
-def identity(k: int) -> Mixing:
-    """Leave every model as it is."""
-    return Mixing(tuple({i: 1.0} for i in range(k)))
+def among(mixing: Matrix, allowed: NDArray[np.bool_]) -> Matrix:
+    """Return `mixing` with only the `allowed` (K, K) sources; the other weights are scaled up to sum to 1.
+
+    A slot that is left without any keeps its model.
+    """
+    kept = np.where(allowed, mixing, 0.0)
+    total = kept.cumsum(axis=1)[:, -1:]
+    scaled = np.divide(kept, total, out=np.eye(len(mixing)), where=total > 0)
+    return np.where((kept != mixing).any(axis=1, keepdims=True), scaled, mixing)
 
 
-def chosen(mixing: Mixing, members: Sequence[int]) -> dict[str, float]:
+def mixed_integers(values: NDArray[Any], weights: Matrix) -> NDArray[Any]:
+    """Return weighted means of integers ``weights @ values`` (m, i), of the dtype of `values` (n, i).
+
+    A mean within 1e-6 of an integer becomes that integer, another is truncated towards zero. A value that all sources
+    (those of a weight above 0) share stays as it is, however large. Rows of `weights` (m, n) sum to 1.
+    """
+    floats = values.astype(np.float64)
+    mixed = np.empty((len(weights), values.shape[1]), values.dtype)
+    for row, shares in zip(mixed, weights):
+        sources = np.flatnonzero(shares)
+        first = floats[sources[0]]
+        mean = first + shares[sources] @ (floats[sources] - first)
+        shared = (values[sources] == values[sources[0]]).all(axis=0)
+        row[...] = np.where(shared, values[sources[0]], whole(mean).astype(values.dtype))
+    return mixed
+
+
+def whole(values: NDArray[Any]) -> NDArray[Any]:
+    """Return float64 `values` within 1e-6 of an integer as that integer, others truncated towards zero."""
+    nearest = np.rint(values)
+    found = np.where(np.abs(values - nearest) <= 1e-6, nearest, np.trunc(values))
+    bounded: NDArray[Any] = np.clip(found, -(2.0**63), np.nextafter(2.0**63, 0))
+    return bounded
+
+
+def chosen(mixing: Matrix, members: Members) -> dict[str, float]:
     """Return ``chosen_I``, the number of *other* models that took a share of slot I, for pools of at most 20 models.
 
     ``chosen_most`` is the largest number, ``chosen_models`` how many models were chosen at all.
     """
     if not members:
         return {}
-    times = Counter(source for slot in members for source in mixing.rows[slot] if source != slot)
-    slots = range(len(mixing.rows)) if len(mixing.rows) <= 20 else ()
-    most = {"chosen_most": float(max(times.values(), default=0)), "chosen_models": float(len(times))}
-    return most | {f"chosen_{slot}": float(times[slot]) for slot in slots}
+    times = ((mixing > 0) & ~np.eye(len(mixing), dtype=bool))[list(members)].sum(axis=0)
+    most = {"chosen_most": float(times.max()), "chosen_models": float(np.count_nonzero(times))}
+    return most | {f"chosen_{slot}": float(count) for slot, count in enumerate(times) if len(times) <= 20}
 
 
-class Question(NamedTuple):
-    """The input of a selection: m models, the round from 1, the run's seed, their similarity if the rule needs it."""
-
-    m: int
-    round_number: int
-    seed: int = 0
-    similarity: Matrix | None = None
-
-
-class Selection(NamedTuple):
-    """A rule that picks the collaborators of two models or more, and whether it needs their similarity."""
-
-    rule: Callable[[Question], Partners]
-    needs_similarity: bool = False
-
-    def __call__(self, question: Question) -> Partners:
-        """Return the collaborators (m,); one model alone is its own."""
-        return self.rule(question) if question.m > 1 else np.arange(question.m)
-
-
-def in_order(question: Question) -> Partners:
+def in_order(m: int, round_number: int) -> Partners:
     """``co(i) = (i + (r mod (m - 1)) + 1) mod m`` with r = round - 1: a permutation, so the pool's mean stays the same.
 
     Over m - 1 rounds every ordered pair occurs once. As in the public code; the paper's Eq. 2 is off by one from it.
     """
-    m = question.m
-    return (np.arange(m) + (question.round_number - 1) % (m - 1) + 1) % m
+    return (np.arange(m) + (round_number - 1) % (m - 1) + 1) % m
 
 
-def highest_similarity(question: Question) -> Partners:
-    """``co(i) = argmax_(j != i) s_ij``. Not a permutation in general, so the pool's mean changes."""
-    return _best(_compared(question))
-
-
-def lowest_similarity(question: Question) -> Partners:
-    """``co(i) = argmin_(j != i) s_ij``, the paper's choice; the pool's mean changes too."""
-    return _best(-_compared(question))
-
-
-def random(question: Question) -> Partners:
+def random(m: int, round_number: int, seed: int) -> Partners:
     """Draw a derangement, all equally likely, from (seed, round)."""
-    generator = stream(question.seed, "selection", question.round_number)
+    generator = stream(seed, "selection", round_number)
     while True:  # about e draws
-        partners = generator.permutation(question.m)
-        if not (partners == np.arange(question.m)).any():
+        partners = generator.permutation(m)
+        if not (partners == np.arange(m)).any():
             return partners
 
 
-def least_similar_derangement(question: Question) -> Partners:
+def highest_similarity(similarity: Matrix) -> Partners:
+    """``co(i) = argmax_(j != i) s_ij``, its own if none is finite. The pool's mean changes in general."""
+    score = np.where(np.isfinite(similarity) & ~np.eye(len(similarity), dtype=bool), similarity, -np.inf)
+    return np.where((score > -np.inf).any(axis=1), score.argmax(axis=1), np.arange(len(score)))
+
+
+def lowest_similarity(similarity: Matrix) -> Partners:
+    """``co(i) = argmin_(j != i) s_ij``, the paper's choice; the pool's mean changes too."""
+    return highest_similarity(-similarity)
+
+
+def least_similar_derangement(similarity: Matrix) -> Partners:
     """Return the derangement of least total similarity (an assignment problem): the pool's mean stays the same.
 
     This project's. A pair that cannot be compared is never assigned, even if some models must keep their own.
     """
     from scipy.optimize import linear_sum_assignment
 
-    cost = _compared(question)
-    known = np.isfinite(cost)
-    worst = (np.abs(cost[known]).max(initial=0.0) + 1.0) * 2 * question.m
-    cost[~known] = np.inf
+    known = np.isfinite(similarity) & ~np.eye(len(similarity), dtype=bool)
+    cost = np.where(known, similarity, np.inf)
+    worst = (np.abs(cost[known]).max(initial=0.0) + 1.0) * 2 * len(cost)
     np.fill_diagonal(cost, worst)  # more than any two assignments of known pairs can differ
     return np.asarray(linear_sum_assignment(cost)[1], dtype=np.int64)
 
 
-def _compared(question: Question) -> Matrix:
-    """Return a copy of the similarity with NaN on the diagonal."""
-    similarity = np.array(question.similarity, np.float64)
-    np.fill_diagonal(similarity, np.nan)
-    return similarity
+#: The selections that compare models.
+BY_SIMILARITY = {rule.__name__: rule for rule in (highest_similarity, lowest_similarity, least_similar_derangement)}
+SELECTIONS = ("in_order", "random", *BY_SIMILARITY)
 
 
-def _best(score: Matrix) -> Partners:
-    """Return each row's position of the largest finite value, the lowest if several; its own if there is none."""
-    finite = np.isfinite(score)
-    return np.where(finite.any(axis=1), np.where(finite, score, -np.inf).argmax(axis=1), np.arange(len(score)))
+def select(name: str, m: int, round_number: int, seed: int, similarity: Matrix | None = None) -> Partners:
+    """Return the collaborators (m,) by one of SELECTIONS; one model alone is its own.
 
-
-SELECTIONS = {
-    "in_order": Selection(in_order),
-    "highest_similarity": Selection(highest_similarity, needs_similarity=True),
-    "lowest_similarity": Selection(lowest_similarity, needs_similarity=True),
-    "random": Selection(random),
-    "least_similar_derangement": Selection(least_similar_derangement, needs_similarity=True),
-}
+    `similarity` (m, m) is read by the rules in BY_SIMILARITY. Rounds count from 1.
+    """
+    if m < 2:
+        return np.arange(m)
+    if similarity is not None and name in BY_SIMILARITY:
+        return BY_SIMILARITY[name](similarity)
+    return in_order(m, round_number) if name == "in_order" else random(m, round_number, seed)
 
 
 def cosine(gram: Matrix) -> Matrix:
@@ -235,30 +188,41 @@ def paper(gram: Matrix) -> Matrix:
     return _divide(gram, norms[:, None] + norms[None, :])
 
 
+@np.errstate(invalid="ignore")
 def euclidean(gram: Matrix) -> Matrix:
     """``-|x - y|``, by ``|x|^2 + |y|^2 - 2 <x, y>``."""
     squares = np.diag(gram)
-    with np.errstate(invalid="ignore"):
-        return -np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0))
+    return -np.sqrt(np.maximum(squares[:, None] + squares[None, :] - 2 * gram, 0.0))
 
 
+@np.errstate(invalid="ignore")
 def _divide(gram: Matrix, scale: Matrix) -> Matrix:
-    with np.errstate(invalid="ignore"):
-        return np.divide(gram, scale, out=np.zeros_like(gram), where=scale != 0)
+    return np.divide(gram, scale, out=np.zeros_like(gram), where=scale != 0)
 
 
-#: Measures that only need the Gram matrix of the members, for callers that have one already.
+#: Measures that only need the Gram matrix.
 FROM_GRAM: dict[str, Callable[[Matrix], Matrix]] = {"cosine": cosine, "paper": paper, "euclidean": euclidean}
 
 
-def similarity(name: str, pool: Pool, members: Sequence[int], part: Part) -> Matrix:
-    """Return the similarity (m, m) of the members by one of FROM_GRAM, ``chunked`` or ``manhattan``."""
-    columns = pool.layout.columns(part)
-    if name in FROM_GRAM:
-        return FROM_GRAM[name](pool.gram(members, columns))
+def similarity(name: str, pool: Pool, members: Members, part: Part) -> tuple[Matrix, Matrix | None]:
+    """Return the similarity (m, m) of the members, and the Gram matrix (K, K) of the pool if it was computed.
+
+    `name` is one of FROM_GRAM, ``chunked`` or ``manhattan``. By FROM_GRAM models of different widths are compared on
+    the corner that both have; the Gram matrix is then that of the narrowest corner.
+    """
+    slots, columns = np.asarray(members, np.int64), pool.layout.columns(part)
     if name == "manhattan":
-        return -loops.summed(_distances, pool.rows, np.asarray(members, np.int64), columns)
-    return chunked(pool, members, part)
+        return -loops.summed(_distances, pool.rows, slots, columns), None
+    if name == "chunked":
+        return _chunked(pool, slots, part), None
+    gram = pool.gram(columns=columns)
+    found, total = FROM_GRAM[name](gram), gram.copy()
+    for band in pool.bands[1:]:
+        have = np.flatnonzero(pool.ranks >= band.rank)
+        if band.trained and len(have):
+            total[np.ix_(have, have)] += loops.gram(pool.rows, have, band.columns)
+            found[np.ix_(have, have)] = FROM_GRAM[name](total[np.ix_(have, have)])
+    return found[np.ix_(slots, slots)], gram
 
 
 def _distances(rows: NDArray[np.floating], members: NDArray[np.int64], block: slice) -> NDArray[np.floating]:
@@ -267,7 +231,7 @@ def _distances(rows: NDArray[np.floating], members: NDArray[np.int64], block: sl
         return np.stack([np.abs(rows[members, block] - row).sum(axis=1) for row in rows[members, block]])
 
 
-def chunked(pool: Pool, members: Sequence[int], part: Part) -> Matrix:
+def _chunked(pool: Pool, slots: NDArray[np.int64], part: Part) -> Matrix:
     """Return the sum of cosines over pairs of consecutive entries, as the public code computes it.
 
     In ``state_dict`` order, entries 1 and 2 are concatenated, then 3 and 4, and so on; the cosines of these chunks are
@@ -275,8 +239,8 @@ def chunked(pool: Pool, members: Sequence[int], part: Part) -> Matrix:
     """
 
     def entry_gram(entry: Entry) -> Matrix:
-        values = pool.integers[list(members), entry.start : entry.stop].astype(np.float64)
-        return values @ values.T if entry.is_integer else pool.gram(members, slice(entry.start, entry.stop))
+        values = pool.integers[slots, entry.start : entry.stop].astype(np.float64)
+        return values @ values.T if entry.is_integer else pool.gram(slots, slice(entry.start, entry.stop))
 
     grams = [entry_gram(entry) for entry in pool.layout.entries if part == "state" or entry.is_parameter]
     chunks = [cosine(np.sum(grams[first : first + 2], axis=0)) for first in range(0, len(grams), 2)]
@@ -284,15 +248,14 @@ def chunked(pool: Pool, members: Sequence[int], part: Part) -> Matrix:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of models that are not finite: null in metrics.jsonl
-def diagnostics(gram: Matrix, mixing: Mixing | None = None) -> dict[str, float]:
+def diagnostics(gram: Matrix, mixing: Matrix | None = None) -> dict[str, float]:
     """Return how similar the models of a pool are, from their Gram matrix (m, m); with `mixing`, after it: ``M G M^T``.
 
     ``pool_similarity_mean`` is the mean cosine over all pairs (1 if there is one model), ``pool_spread`` the root
     mean square distance of the models to their mean, relative to the mean's norm.
     """
     if mixing is not None:
-        matrix = mixing.dense()
-        gram = matrix @ gram @ matrix.T
+        gram = mixing @ gram @ mixing.T
     m = len(gram)
     squares = np.maximum(np.diag(gram), 0.0)  # models that cancel each other mix to rounding noise of either sign
     mean_square, scale = gram.sum() / m**2, np.sqrt(np.outer(squares, squares))

@@ -1,11 +1,8 @@
 """K middleware models as one flat (K, d) buffer, and the layout of one model as a row of it.
 
-A row is laid out as::
-
-    | parameters, in state_dict order (p values) | float buffers, in state_dict order (d - p) |
-
-Integer entries (batch counters) lie in a second row of int64, so that no counter passes through a float32. Uploads are
-written directly into their row, models are read as views of it, and mixing is in place.
+A row has the p parameters in ``state_dict`` order, then the d - p values of float buffers. Integer entries (batch
+counters) lie in a second row of int64, so that no counter passes through a float32. Uploads are written directly into
+their row, full models are read as views of it, and mixing is in place.
 """
 
 from __future__ import annotations
@@ -13,10 +10,10 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,35 +22,28 @@ from pydantic import Field
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.settings import Settings
 from fedcross.strategies.pool import loops
+from fedcross.strategies.pool.mixing import Matrix, among, mixed_integers
 
 if TYPE_CHECKING:
-    from fedcross.strategies.pool.mixing import Mixing
+    from fedcross.tasks.models.width import Corners, Width
 
 Array: TypeAlias = NDArray[Any]
+Integers: TypeAlias = NDArray[np.int64]
 Arrays: TypeAlias = dict[str, Array]
 """A model's ``state_dict`` as numpy arrays, in its order."""
-NEAR = 1e-6  # a mixed counter this near an integer is that integer
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the ``state_dict``: its first value has index `start` in the float or integer row."""
+    """One entry of the ``state_dict``: its values have indices `start` to `stop` in the float or integer row."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     start: int
+    stop: int
     is_parameter: bool
-
-    @property
-    def is_integer(self) -> bool:
-        """Whether the entry lies in the integer row (bool counts as integer)."""
-        return self.dtype.kind in "iub"
-
-    @property
-    def stop(self) -> int:
-        """Index after its last value."""
-        return self.start + prod(self.shape)
+    is_integer: bool  #: bool counts as integer
 
 
 @dataclass(frozen=True)
@@ -73,42 +63,30 @@ class Layout:
         Raise a ConfigError for a dtype that cannot be stored or averaged, unless there is one float dtype, and if a
         parameter is not a float entry.
         """
-        floats = [name for name, array in arrays.items() if array.dtype.kind == "f"]
-        trained = set(floats if parameters is None else parameters)
-        odd = {
-            n: str(a.dtype)
-            for n, a in arrays.items()
-            if a.dtype.kind not in "fiub" or a.dtype in (np.uint64, np.float16)
-        }
-        dtypes = {str(arrays[name].dtype): name for name in floats}
+        floats = {name: array.dtype for name, array in arrays.items() if array.dtype.kind == "f"}
+        trained, kinds = set(floats if parameters is None else parameters), sorted(map(str, set(floats.values())))
         faults = [
-            f"entry {name!r} has dtype {dtype}. Use float32, float64, bool or integers." for name, dtype in odd.items()
+            f"entry {name!r} has dtype {array.dtype}. Use float32, float64, bool or integers."
+            for name, array in arrays.items()
+            if array.dtype.kind not in "fiub" or array.dtype in (np.uint64, np.float16)
         ]
         faults += [f"parameter {name!r} is not a float entry of the model." for name in sorted(trained - set(floats))]
-        if len(dtypes) != 1:
-            faults.append(f"the model's float dtypes are {dtypes}. Use one of float32 and float64 for all its weights.")
+        faults += [] if len(kinds) == 1 else [f"the model's float dtypes are {kinds}. Use float32 or float64 for all."]
         if faults:
             raise ConfigError(faults)
-        rows = (
-            [name for name in floats if name in trained] + [name for name in floats if name not in trained],
-            [name for name in arrays if arrays[name].dtype.kind != "f"],
-        )
-        ends = [np.cumsum([0, *(arrays[name].size for name in row)]).tolist() for row in rows]
-        starts = {name: start for row, own in zip(rows, ends) for name, start in zip(row, own)}
-        entries = tuple(Entry(name, a.shape, a.dtype, starts[name], name in trained) for name, a in arrays.items())
-        return cls(entries, arrays[floats[0]].dtype, ends[0][-1], ends[0][len(trained)], ends[1][-1])
+        p, entries = sum(arrays[name].size for name in trained), []
+        ends = {"parameter": 0, "buffer": p, "integer": 0}
+        for name, array in arrays.items():
+            kind = "parameter" if name in trained else "buffer" if name in floats else "integer"
+            start, ends[kind] = ends[kind], ends[kind] + array.size
+            entries.append(
+                Entry(name, array.shape, array.dtype, start, ends[kind], kind == "parameter", kind == "integer")
+            )
+        return cls(tuple(entries), np.dtype(kinds[0]), ends["buffer"], p, ends["integer"])
 
     def columns(self, part: str) -> slice:
         """Return the columns of ``"parameters"`` or of the whole ``"state"`` in the float row."""
         return slice(0, {"parameters": self.parameter_size, "state": self.size}[part])
-
-    def views(self, row: Array, integers: NDArray[np.int64]) -> Arrays:
-        """Return the model in a row (d,) as views; integer entries of another dtype than int64 are copies."""
-        model: Arrays = {}
-        for entry in self.entries:
-            part = (integers if entry.is_integer else row)[entry.start : entry.stop].reshape(entry.shape)
-            model[entry.name] = part.astype(entry.dtype, copy=False)
-        return model
 
 
 class Storage(Settings):
@@ -122,24 +100,70 @@ class Storage(Settings):
     folder: Path | None = None
 
 
-class Pool:
-    """K models of one layout: `rows` (K, d) are their float values, `integers` int64 (K, i) their integer entries."""
+class Band(NamedTuple):
+    """Columns that the widths of `rank` and above have (0 is the narrowest); the narrower ones have none of them."""
 
-    def __init__(self, layout: Layout, k: int, storage: Storage | None = None) -> None:
-        self.layout = layout
-        self.storage = storage or Storage()
+    columns: slice
+    rank: int
+    trained: bool
+
+
+class Pool:
+    """K models of one layout: `rows` (K, d) are their float values, `integers` (K, i) their integer entries.
+
+    With `widths`, one for each slot, a narrow model is the corner of its row that `corners` say; the rest is zero and
+    not read. Columns are then ordered so that every corner is a few whole runs of columns, *bands*. Weights are mixed
+    and averaged among the models that have them, float buffers and counters among the models of one width.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        k: int,
+        storage: Storage | None = None,
+        widths: Sequence[Width] = (),
+        corners: Corners | None = None,
+    ) -> None:
+        from fedcross.tasks.models.width import FULL
+
+        self.layout, self.storage, self.corners = layout, storage or Storage(), corners
+        self.widths = list(widths) or [FULL] * k  #: of each slot
+        self.levels = sorted(set(self.widths))  #: the widths in the pool, the narrowest first
         self.rows, self.integers = self._allocate(k)
+        self.columns: Integers | None = None  #: of each value of the full model; None: in the order of the layout
+        self.bands = [Band(slice(0, layout.size), 0, True)]
+        if corners is not None and self.levels != [FULL]:
+            self.rows[...] = 0
+            self._order(corners)
+
+    def _order(self, corners: Corners) -> None:
+        """Order the columns: parameters first, then by the narrowest width that has them."""
+        size, levels = self.layout.size, len(self.levels)
+        key = np.full(size, levels, np.int64)
+        for rank, width in reversed(list(enumerate(self.levels))):
+            for entry in self.layout.entries:
+                if not entry.is_integer:
+                    key[entry.start : entry.stop].reshape(entry.shape)[corners.index(entry.name, width)] = rank
+        key[self.layout.parameter_size :] += levels + 1
+        order = np.argsort(key, kind="stable")
+        self.columns, key = np.argsort(order), key[order]
+        edges = [0, *(np.flatnonzero(np.diff(key)) + 1).tolist(), size]
+        self.bands = [Band(slice(a, b), int(key[a]) % (levels + 1), key[a] <= levels) for a, b in pairwise(edges)]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def _allocate(self, k: int) -> tuple[Array, NDArray[np.int64]]:
+    @property
+    def ranks(self) -> Integers:
+        """The rank of each slot's width among the `levels`."""
+        return np.array([self.levels.index(width) for width in self.widths])
+
+    def _allocate(self, k: int) -> tuple[Array, Integers]:
         shape, dtype = (k, self.layout.size), self.layout.dtype
         integers = np.zeros((k, self.layout.integer_size), np.int64)
-        size = k * self.layout.size * dtype.itemsize
+        size, folder = k * self.layout.size * dtype.itemsize, self.storage.folder
         if size <= self.storage.mmap_share * memory_bytes():
             return np.empty(shape, dtype), integers
-        folder = self.storage.folder
         try:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -147,130 +171,148 @@ class Pool:
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a SIGBUS later
                 return np.asarray(np.memmap(file, dtype, "r+", shape=shape)), integers
         except OSError as error:
-            where = (
-                f"{size} bytes, in {folder or 'the temporary folder'}: {error}. Free space there, name another folder"
-            )
-            raise StorageError(f"no room for a pool of {k} models, {where} or raise mmap_share.") from error
+            where = f"{size} bytes in {folder or 'the temporary folder'}: {error}"
+            raise StorageError(f"no room for a pool, {where}. Set another folder or raise mmap_share.") from error
 
     def fill(self, arrays: Mapping[str, Array]) -> None:
-        """Make every model a copy of `arrays`."""
-        self.write(0, arrays)
-        self.rows[1:], self.integers[1:] = self.rows[0], self.integers[0]
+        """Make every model a copy of `arrays`, a full model, or its corner."""
+        for slot in range(len(self)):
+            self.write(slot, self.cut(arrays, slot))
+
+    def cut(self, arrays: Mapping[str, Array], slot: int) -> Mapping[str, Array]:
+        """Return the corner of a full model that has the width of `slot`."""
+        return self.corners.corner(arrays, self.widths[slot]) if self.corners else arrays
 
     def write(self, i: int, arrays: Mapping[str, Array]) -> None:
-        """Copy a model of this layout into row i."""
+        """Copy a model of the slot's width into row i."""
         for entry in self.layout.entries:
             row = (self.integers if entry.is_integer else self.rows)[i]
-            row[entry.start : entry.stop] = arrays[entry.name].reshape(-1)
+            row[self._place(entry, self.widths[i])[0]] = arrays[entry.name].reshape(-1)
 
     def model(self, i: int) -> Arrays:
-        """Return model i as views of the pool."""
-        return self.layout.views(self.rows[i], self.integers[i])
+        """Return model i; a full one as views of the pool."""
+        return self.arrays(self.rows[i], self.integers[i], self.widths[i])
 
-    def mean(self, members: Sequence[int] | None = None) -> Arrays:
-        """Return the uniform mean of the `members` (None: of all): floats summed in float64, integers truncated."""
-        return self.layout.views(*self.mean_row(members))
+    def arrays(self, row: Array, integers: Integers, width: Width | None = None) -> Arrays:
+        """Return what a model of `width` (None: the widest) has of a row (d,); integers (i,) as their own dtype."""
+        model: Arrays = {}
+        for entry in self.layout.entries:
+            at, shape = self._place(entry, width or self.levels[-1])
+            part = (integers if entry.is_integer else row)[at].reshape(shape)
+            model[entry.name] = part.astype(entry.dtype, copy=False)
+        return model
 
-    def mean_row(self, members: Sequence[int] | None = None) -> tuple[Array, NDArray[np.int64]]:
-        """Return :meth:`mean` as a new row of float values (d,) and one of integers (i,)."""
-        slots, row = self._slots(members), np.empty(self.layout.size, self.layout.dtype)
-        loops.mean(self.rows, slots, row)
-        return row, self.mean_integers(slots)
+    def _place(self, entry: Entry, width: Width) -> tuple[slice | Integers, tuple[int, ...]]:
+        """Return where an entry of a model of `width` lies in a row, and its shape."""
+        if self.corners is None or self.columns is None or entry.is_integer:
+            return slice(entry.start, entry.stop), entry.shape
+        full = self.columns[entry.start : entry.stop].reshape(entry.shape)
+        return full[self.corners.index(entry.name, width)].reshape(-1), self.corners.shape(entry.name, width)
 
-    def mean_integers(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the mean (i,) of the integer entries of `slots`."""
-        mean: NDArray[np.int64] = mixed_integers(self.integers[slots], np.full((1, len(slots)), 1 / len(slots)))[0]
-        return mean
+    def mean(self, members: Sequence[int] | None = None, rank: int = -1) -> Arrays:
+        """Return :meth:`mean_row` as a model."""
+        return self.arrays(*self.mean_row(members, rank), self.levels[rank])
 
-    def _slots(self, members: Sequence[int] | None) -> NDArray[np.int64]:
+    def mean_row(self, members: Sequence[int] | None = None, rank: int = -1) -> tuple[Array, Integers]:
+        """Return the uniform mean (d,) of the `members` (None: all), summed in float64, and of their integers (i,).
+
+        With widths, what the width of `rank` among the `levels` has: each weight over the members that have it, the
+        rest over those of this width. Integers are truncated.
+        """
+        slots, rank = self._slots(members), range(len(self.levels))[rank]
+        ranks, row = self.ranks[slots], np.zeros(self.layout.size, self.layout.dtype)
+        for band in self.bands:
+            if band.rank <= rank:
+                have = ranks >= band.rank if band.trained else ranks == rank
+                loops.mean(self.rows[:, band.columns], slots[have], row[band.columns])
+        own = self.integers[slots[ranks == rank]]
+        return row, mixed_integers(own, np.full((1, len(own)), 1 / max(1, len(own))))[0]
+
+    def means(self) -> tuple[Array, Integers]:
+        """Return the mean of all models for each of the L `levels`: rows (L, d) and integers (L, i)."""
+        rows, integers = zip(*(self.mean_row(rank=rank) for rank in range(len(self.levels))))
+        return np.stack(rows), np.stack(integers)
+
+    def _slots(self, members: Sequence[int] | Integers | None) -> Integers:
         return np.arange(len(self)) if members is None else np.asarray(members, np.int64)
 
-    def gram(self, members: Sequence[int] | None = None, columns: slice | None = None) -> NDArray[np.float64]:
-        """Return the inner products (m, m) of the members' rows over `columns` (None: all), from one pass."""
-        return loops.gram(self.rows, self._slots(members), columns or slice(None))
+    def gram(self, members: Sequence[int] | Integers | None = None, columns: slice | None = None) -> Matrix:
+        """Return the inner products (m, m) of the members' rows over `columns` (None: all), from one pass.
 
-    def mix(self, mixing: Mixing) -> None:
-        """Replace the pool by ``M @ pool``, in place.
+        With widths they are those of the narrowest corner's parameters, whatever the columns.
+        """
+        part = columns if columns is not None and self.columns is None else self.bands[0].columns
+        return loops.gram(self.rows, self._slots(members), part)
+
+    def mix(self, mixing: Matrix) -> None:
+        """Replace the pool by ``M @ pool``, in place, each value among the slots that have it.
 
         Rows that keep their model are not written, and a value that all models share stays exactly the same.
         """
-        if len(targets := mixing.targets):
-            loops.mix(self.rows, targets, *mixing.padded())
-            self.integers[targets] = mixed_integers(self.integers, mixing.dense()[targets])
+        own, ranks = mixing, self.ranks
+        if len(self.levels) == 1:
+            loops.mix(self.rows, mixing)
+        else:
+            own = among(mixing, ranks[:, None] == ranks[None, :])
+            for band in self.bands:
+                have = ranks >= band.rank
+                shared = among(mixing if band.trained else own, have[:, None] & have[None, :])
+                loops.mix(self.rows[:, band.columns], shared)
+        targets = loops.sources(own)[0]
+        self.integers[targets] = mixed_integers(self.integers, own[targets])
 
-    def follow(self, own: float, mean: Array, step: Array, push: float) -> None:
-        """Set ``w_i = own v_i + (1 - own) mean + push step`` for all slots; `mean` and `step` are rows (d,).
+    def pull(self, own: float, means: Array, members: Sequence[int] | None = None, shift: Array | None = None) -> None:
+        """Set ``w_i = own v_i + (1 - own) mean + shift`` for the members; `means` (L, d) are those of the levels.
 
-        Integer entries are pulled to their own mean. A `push` of 0 keeps a value that all slots share with the mean.
+        Integer entries are pulled to the mean of the members of their width. A value that all members share with the
+        mean stays, unless `shift` (d,) moves it.
         """
         import torch
 
-        self.integers[...] = pulled(self.integers, own)
-        rows, target, factor = torch.from_numpy(self.rows), torch.from_numpy(mean), self.rows.dtype.type(push)
+        rows, ranks = torch.from_numpy(self.rows), self.ranks
+        for rank, mean in enumerate(means):
+            slots = np.array([slot for slot in self._slots(members) if ranks[slot] == rank], np.int64)
+            chosen, target = torch.from_numpy(slots), torch.from_numpy(mean)
 
-        def task(_: int, columns: slice) -> None:
-            rows[:, columns].lerp_(target[columns], 1 - own).add_(torch.from_numpy(step[columns] * factor))
+            def task(columns: slice, chosen: Any = chosen, target: Any = target) -> None:
+                part = rows[chosen, columns].lerp_(target[columns], 1 - own)
+                rows[chosen, columns] = part if shift is None else part.add_(torch.from_numpy(shift[columns]))
 
-        loops.over_blocks(task, len(self), self.rows.itemsize, 0, self.rows.shape[1])
+            for band in self.bands:
+                if band.rank <= rank:
+                    loops.over_blocks(task, len(slots), rows.itemsize, band.columns)
+            weights = own * np.eye(len(slots)) + (1 - own) / max(1, len(slots))
+            self.integers[slots] = mixed_integers(self.integers[slots], weights)
 
     def resize(self, k: int) -> None:
-        """Change the number of models; the mean of the pool stays the same.
+        """Change the number of models; the mean of the pool stays the same. Models of several widths are refused.
 
         Growing adds copies of the mean. Shrinking keeps the first k models and adds (old mean - their mean) to their
         parameters. Their float buffers become the old mean, because a shifted running variance could be negative.
         """
         old, p = len(self), self.layout.parameter_size
-        if k == old:
-            return
+        if k != old and self.corners is not None:
+            raise ConfigError(f"a pool of {old} models of several widths cannot have {k}: keep method.k.")
         mean, integers = self.mean_row()
         survivors = self.mean_row(range(min(k, old)))[0]
         rows, counters = self.rows, self.integers
         self.rows, self.integers = self._allocate(k)
+        self.widths = self.widths[:1] * k
         self.rows[:old], self.integers[:old] = rows[:k], counters[:k]
         self.rows[old:], self.integers[old:] = mean, integers
         if k < old:
             self.rows[:, :p] += mean[:p] - survivors[:p]
             self.rows[:, p:] = mean[p:]
 
-    def state(self) -> dict[str, Array]:
+    def state(self) -> Arrays:
         """Return the pool as arrays, without copying: a later mixing changes them."""
         return {"rows": self.rows, "integers": self.integers}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Load the models of :meth:`state`, however many."""
-        if len(state["rows"]) != len(self):
-            self.rows, self.integers = self._allocate(len(state["rows"]))
+        if (k := len(state["rows"])) != len(self):
+            self.resize(k)
         self.rows[...], self.integers[...] = state["rows"], state["integers"]
-
-
-def mixed_integers(values: NDArray[Any], weights: NDArray[np.float64]) -> NDArray[Any]:
-    """Return weighted means of integers ``weights @ values`` (m, i), of the dtype of `values` (n, i).
-
-    A mean within 1e-6 of an integer becomes that integer, another is truncated towards zero. A value that all sources
-    (those of a weight above 0) share stays as it is, however large. Rows of `weights` (m, n) sum to 1.
-    """
-    floats = values.astype(np.float64)
-    mixed = np.empty((len(weights), values.shape[1]), values.dtype)
-    for row, shares in zip(mixed, weights):
-        sources = np.flatnonzero(shares)
-        first = floats[sources[0]]
-        mean = first + shares[sources] @ (floats[sources] - first)
-        shared = (values[sources] == values[sources[0]]).all(axis=0)
-        row[...] = np.where(shared, values[sources[0]], whole(mean).astype(values.dtype))
-    return mixed
-
-
-def whole(values: Array) -> Array:
-    """Return float64 `values` within 1e-6 of an integer as that integer, others truncated towards zero."""
-    nearest = np.rint(values)
-    found = np.where(np.abs(values - nearest) <= NEAR, nearest, np.trunc(values))
-    return np.clip(found, -(2.0**63), np.nextafter(2.0**63, 0))
-
-
-def pulled(values: NDArray[np.int64], own: float) -> NDArray[np.int64]:
-    """Return integers `values` (n, i), each drawn to the mean of the n: ``own v_i + (1 - own) mean``."""
-    n = len(values)
-    return mixed_integers(values, own * np.eye(n) + (1 - own) / n)
 
 
 def memory_bytes() -> int:

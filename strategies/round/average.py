@@ -7,12 +7,9 @@ mean of all G_r with ``r > f rounds``, and G_r itself before. Entries that are n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fedcross.core.errors import ConfigError
-from fedcross.strategies.method import Method
 from fedcross.strategies.parts.averaging import first_late
 from fedcross.strategies.round.settings import AverageSettings
 from fedcross.strategies.wire.records import Arrays
@@ -37,10 +34,3 @@ def averaged(settings: AverageSettings, before: Average | None, model: Arrays, n
         for (name, array), old in zip(model.items(), before.model.values())
     }
     return Average(found, count)
-
-
-def refuse_without_model(method: Method[Any, Any], state: Any) -> None:
-    """Raise a ConfigError if the method has no single global model that could be averaged."""
-    found = method.evaluation(state)
-    if method.personal or found.widths or len(found.models) != 1:
-        raise ConfigError(f"average: {type(method).__name__} has no single global model. Set average=none.")

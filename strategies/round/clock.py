@@ -44,9 +44,7 @@ class ClockSettings(Settings):
     @model_validator(mode="after")
     def _replay_has_events(self) -> Self:
         if (self.name == "replay") != (self.events is not None):
-            raise ValueError(
-                "events: clock=replay and clock.events=RUN/visits.jsonl belong together: give both or neither"
-            )
+            raise ValueError("events: clock=replay and clock.events=RUN/visits.jsonl belong together: give both")
         return self
 
 
@@ -78,14 +76,10 @@ class Devices(Settings):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.shares):
                 raise ValueError(f"{name} has {len(values)} entries for {len(self.shares)} shares; give one for each")
-        for mean, deviation in (*(self.training or ()), *(self.communication or ())):
-            if mean <= 0 or deviation < 0:
-                raise ValueError(f"[{mean:g}, {deviation:g}]: a duration is above 0, a deviation 0 or more")
-        for value in (*(self.seconds_per_example or ()), *(self.bytes_per_second or ()), *(self.widths or ())):
-            if value <= 0:
-                raise ValueError(f"{value:g}: seconds, rates and widths are above 0")
-        if max(self.widths or (1.0,)) > 1:
-            raise ValueError(f"widths {list(self.widths or ())}: 1 at most")
+            for value in values or ():
+                first, deviation = value if isinstance(value, tuple) else (value, 0.0)
+                if first <= 0 or deviation < 0 or (name == "widths" and first > 1):
+                    raise ValueError(f"{name} {value}: above 0, a deviation 0 or more, a width at most 1")
         return self
 
 
@@ -97,14 +91,9 @@ class VirtualClock:
     """
 
     def __init__(
-        self,
-        devices: Devices,
-        seed: int,
-        clients: int,
-        examples: Sequence[int] = (),
-        epochs: int = 1,
+        self, devices: Devices, seed: int, clients: int, examples: Sequence[int] = (), epochs: int = 1,
         deadline_s: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.devices, self.seed, self.deadline_s = devices, seed, deadline_s
         self.examples, self.epochs = tuple(examples), epochs
         #: Class of each client's processor, and of its link.
@@ -117,16 +106,13 @@ class VirtualClock:
         `epochs` is for a visit with another number of local epochs than the clock's.
         """
         devices, draw = self.devices, stream(self.seed, "duration", client, visit)
-        processor = self.processors[client % len(self.processors)]
-        link = self.links[client % len(self.links)]
+        processor, link = (classes[client % len(classes)] for classes in (self.processors, self.links))
+        compute = devices.least
         if devices.seconds_per_example is not None:
             examples = self.examples[client % len(self.examples)] if self.examples else 1
-            passes = self.epochs if epochs is None else int(epochs)
-            compute = examples * passes * devices.seconds_per_example[processor]
+            compute = examples * int(epochs or self.epochs) * devices.seconds_per_example[processor]
         elif devices.training is not None:
             compute = max(devices.least, float(draw.normal(*devices.training[processor])))
-        else:
-            compute = devices.least
         if devices.bytes_per_second is not None:
             return compute + nbytes / devices.bytes_per_second[link]
         if devices.communication is not None:
@@ -136,9 +122,8 @@ class VirtualClock:
     def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
         """Return when a visit ends, and whether its client is asked: not if it cannot meet the deadline."""
         seconds = self.seconds(client, visit, nbytes)
-        if self.deadline_s is not None and seconds > self.deadline_s:
-            return start + self.deadline_s, False
-        return start + seconds, True
+        late = self.deadline_s is not None and seconds > self.deadline_s
+        return start + (self.deadline_s or 0.0 if late else seconds), not late
 
 
 class RealClock:
@@ -174,11 +159,10 @@ class ReplayClock:
         try:
             lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
             events = {int(line["visit"]): line for line in lines}
-            complete = events and all({"slot", "client", "start", "finish"} <= one.keys() for one in events.values())
+            if not events or not all({"slot", "client", "start", "finish"} <= one.keys() for one in events.values()):
+                raise ValueError("no record of visits")
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise StorageError(f"clock.events={path}: not a readable visits.jsonl ({error}). Name a run's.") from error
-        if not complete:
-            raise StorageError(f"clock.events={path}: no record of visits. Name the visits.jsonl of a run.")
         return cls(events)
 
     def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
@@ -207,29 +191,22 @@ def deal(shares: Sequence[float], clients: int, generator: np.random.Generator) 
     """Return the class of each client: as many of each as `shares` says, rounded by largest remainder, shuffled."""
     exact = np.asarray(shares) * clients
     counts = np.floor(exact + 1e-9).astype(int)
-    rest = np.argsort(-(exact - counts), kind="stable")[: clients - counts.sum()]
-    counts[rest] += 1
-    classes = np.repeat(np.arange(len(shares)), counts)
-    return [int(one) for one in generator.permutation(classes)]
+    counts[np.argsort(-(exact - counts), kind="stable")[: clients - counts.sum()]] += 1
+    return [int(one) for one in generator.permutation(np.repeat(np.arange(len(shares)), counts))]
 
 
 def clock_of(
-    settings: ClockSettings,
-    devices: Devices,
-    seed: int,
-    examples: Sequence[int],
-    epochs: int,
+    settings: ClockSettings, devices: Devices, seed: int, examples: Sequence[int], epochs: int,
     asynchronous: bool = True,
-) -> Clock | None:
+) -> Clock | None:  # fmt: skip
     """Return the clock that the configuration names, for clients with these `examples` per epoch; None for none.
 
     A synchronous method has no deadline on the virtual clock: a round lasts as long as its slowest client.
     """
-    if settings.name == "none":
-        return None
     if settings.name == "real":
         return RealClock(settings.deadline_s)
     if settings.events is not None:
         return ReplayClock.read(Path(settings.events))
     limit = settings.deadline_s if asynchronous else None
-    return VirtualClock(devices, seed, max(len(examples), 1), examples, epochs, limit)
+    virtual = settings.name == "virtual"
+    return VirtualClock(devices, seed, max(len(examples), 1), examples, epochs, limit) if virtual else None

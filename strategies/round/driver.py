@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,15 +15,15 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedcross.core.errors import StorageError, UploadError
+from fedcross.core.errors import ConfigError, StorageError, UploadError
 from fedcross.core.randomness import stream
 from fedcross.strategies.method import Evaluation, Method, Round, Scalar, Start, Task, Upload
-from fedcross.strategies.round.average import Average, averaged, refuse_without_model
+from fedcross.strategies.round.average import Average, averaged
 from fedcross.strategies.round.clock import Clock, VirtualClock
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.ledger import ClientRecords, Ledger, RoundReport
-from fedcross.strategies.round.packing import Packed, check, pack, unpack
-from fedcross.strategies.round.trail import tell_ends
+from fedcross.strategies.round.packing import Packed, pack, unpack
+from fedcross.strategies.round.slot import Slot, tell_ends
 from fedcross.strategies.wire.protocol import Payload
 from fedcross.strategies.wire.records import Arrays
 from fedcross.tasks.scoring import spread
@@ -47,33 +47,26 @@ class Driver:
     ----------
     method, start, ledger : Method, Start, Ledger
         What is run, what it begins with, what its exchanges share.
-    clock, local_due : Clock, callable, optional
-        The virtual clock that says how long a round takes; whether local accuracies of a round are used.
-    keep : int, optional
-        How many checkpoints are kept: clients keep the states that the oldest needs. None: only the newest state.
+    clock, local_due, keep : Clock or None, callable, int or None
+        The virtual clock that says how long a round takes; whether local accuracies of a round are used; how many
+        checkpoints are kept: clients keep the states that the oldest needs. None: only the newest state.
     """
 
-    #: The visits under way, of an asynchronous run.
-    visits: Any = None
+    visits: Any = None  # those under way, of an asynchronous run
 
     def __init__(
-        self,
-        method: Method,
-        start: Start,
-        ledger: Ledger,
-        clock: Clock | None = None,
-        local_due: Callable[[int], bool] = lambda _: True,
-        keep: int | None = None,
-    ) -> None:
+        self, method: Method, start: Start, ledger: Ledger, clock: Clock | None = None,
+        local_due: Callable[[int], bool] = lambda _: True, keep: int | None = None,
+    ) -> None:  # fmt: skip
         self.method, self.start, self.ledger, self.clock, self.local_due = method, start, ledger, clock, local_due
-        self.settings, self.nodes = ledger.settings, ledger.nodes
-        self.needed = ledger.settings.needed
+        self.settings, self.nodes, self._needed = ledger.settings, ledger.nodes, ledger.settings.needed
         self.exchanges = method.exchanges(start.clients_per_round)
         self.state: Any = method.init(start)
-        check(self.state)  # what cannot be stored is named before the first round
+        pack(self.state)  # what cannot be stored is named before the first round
         self.average: Average | None = None
-        if self.settings.average != "none":
-            refuse_without_model(method, self.state)
+        models = method.evaluation(self.state) if self.settings.average != "none" else None
+        if models is not None and (method.personal or models.widths or len(models.models) != 1):
+            raise ConfigError(f"average: {type(method).__name__} has no single global model. Set average=none.")
         self._kept: deque[dict[int, int]] | None = None if keep is None else deque(maxlen=keep)
         ledger.durable = None if keep is None else {}
         self.available: list[int] = []
@@ -87,52 +80,52 @@ class Driver:
     def run_round(self, number: int, grid: Grid, config: Mapping[str, Scalar] | None = None) -> RoundReport:
         """Run one global round with all its exchanges, and return its report; every request holds `config`.
 
-        Raises
-        ------
-        FederationError
-            If fewer clients are connected than a round needs.
+        A FederationError says that fewer clients are connected than a round needs.
         """
         self.ledger.config = config or {}
         current = self.begin(number, grid)
         for index in range(self.exchanges):
-            exchange = self.open(replace(current, exchange=index), grid)
-            exchange.carry_out()
-            self.close(exchange)
+            current = replace(current, exchange=index)
+            exchange, payloads = self.prepare(current, grid)
+            self.close(current, exchange.carry_out(current, payloads, self.visit_number(current)))
         return self.report
 
     def begin(self, number: int, grid: Grid) -> Round:
-        """Wait until enough clients are connected, start an empty report, draw the clients of round `number`."""
-        ledger, settings, log = self.ledger, self.settings, self.ledger.log
+        """Wait until enough clients are connected, and draw those of round `number`, or those that the log says."""
+        ledger, log = self.ledger, self.ledger.log
         ledger.report = RoundReport(number)
-        before = None if log is None else log.available(number)
-        told = None if log is None or before is None else log.widths(number)
-        if before is None or (ledger.widths and told is None):
-            self.available = self._wait(grid)
-            told = self.nodes.widths() if ledger.widths else None
-            if log is not None and before is None:
-                log.draw(number, self.available, told)
-        drawn_from = self.available if before is None else before
-        known = {**self.nodes.budgets, **(told or {})}
-        budgets = {client: known.get(client, 1.0) for client in drawn_from} if ledger.widths else {}
-        current = Round(
-            number, 0, (), settings.seed, settings.rounds, settings.clients_per_round,
-            count=min(settings.clients_per_round, len(drawn_from)), budgets=budgets,
-        )  # fmt: skip
-        clients = self.method.sample(self.state, current, drawn_from)
-        if before is not None:
-            self.available = self._wait(grid, clients)
+        budgets = None if log is None else log.drawn(number)
+        if budgets is not None:
+            current = self.draw(number, budgets)
+            self.available = self.wait(grid, current.clients)
+        else:
+            self.available = self.wait(grid)
+            told = {c: self.nodes.budget(c) for c in self.available} if ledger.widths else {}
+            budgets = told or dict.fromkeys(self.available, 1.0)
+            if log is not None:
+                log.draw(number, budgets)
+            current = self.draw(number, budgets)
         if ledger.tell:
-            ledger.tell("round_started", {"round": number, "clients": list(clients)})
-        return replace(current, clients=clients)
+            ledger.tell("round_started", {"round": number, "clients": list(current.clients)})
+        return current
 
-    def _wait(self, grid: Grid, wanted: Collection[int] = ()) -> list[int]:
+    def draw(self, number: int, budgets: Mapping[int, float]) -> Round:
+        """Draw the clients of round `number` from those in `budgets`, client -> width."""
+        s = self.settings
+        count, held = min(s.clients_per_round, len(budgets)), budgets if self.ledger.widths else {}
+        current = Round(number, 0, (), s.seed, s.rounds, s.clients_per_round, count=count, budgets=held)
+        return replace(current, clients=self.method.sample(self.state, current, list(budgets)))
+
+    def wait(self, grid: Grid, wanted: Collection[int] = ()) -> list[int]:
+        """Return the connected clients, when there are enough, and all `wanted` ones or none of them in time."""
         s = self.settings
         endless = s.networked and s.nonce and s.min_clients is None
-        return self.nodes.wait_for(grid, self.needed, s.wait_s, wanted, endless=endless)
+        return self.nodes.wait_for(grid, self._needed, s.wait_s, wanted, endless=endless)
 
-    def visit(self, current: Round) -> int:
+    def visit_number(self, current: Round) -> int:
         """Return the number under which a client stores its state of this exchange; it grows with every exchange."""
-        return (current.number - 1) * self.ledger.per_round + current.exchange + 1
+        per_round = self.start.clients_per_round if self.method.asynchronous else self.exchanges
+        return (current.number - 1) * per_round + current.exchange + 1
 
     def payloads(self, current: Round, tasks: Sequence[Task]) -> list[Payload]:
         """Return what is sent for `tasks`, after the filters."""
@@ -141,55 +134,51 @@ class Driver:
             found = one.down(current, found)
         return found
 
-    def open(self, current: Round, grid: Grid) -> Exchange:
-        """Prepare this exchange, with the uploads that the log already holds; nothing is sent yet."""
+    def prepare(self, current: Round, grid: Grid) -> tuple[Exchange, list[Payload]]:
+        """Return this exchange, with its spare clients, and what it sends."""
         self._began = time.perf_counter()
-        ledger, log = self.ledger, self.ledger.log
         payloads = self.payloads(current, self.method.dispatch(self.state, current))
-        before = ledger.logged(current, payloads) if log is not None else []
-        over = not payloads or (log is not None and log.is_over(current))
         spares: list[int] = []
         if self.settings.reassign or self.settings.hedge:
             free = sorted(set(self.available) - {payload.task.client for payload in payloads})
             order = stream(current.seed, "spares", current.number, current.exchange).permutation(len(free))
             spares = [free[i] for i in order]
-        return Exchange(ledger, current, self.visit(current), grid, payloads, spares, before, over)
+        return Exchange(self.ledger, grid, spares), payloads
 
-    def add_costs(self, exchange: Exchange) -> None:
-        """Add the requests of `exchange` and its rejected replies to the report."""
-        report = self.report
-        report.clients += exchange.counts["requests"]
-        report.spares += exchange.counts["spares"]
-        report.bytes_down += exchange.counts["bytes"]
-        report.rejected.update(exchange.rejected)
-
-    def close(self, exchange: Exchange) -> None:
-        """Record the costs of `exchange` and aggregate its uploads; average the global model after the last one."""
-        ledger, report, current, payloads = self.ledger, self.report, exchange.current, exchange.payloads
-        self.add_costs(exchange)
-        if ledger.log is not None and not exchange.over:
+    def close(self, current: Round, slots: Sequence[Slot]) -> None:
+        """Record the costs of an exchange and aggregate its uploads; average the global model after the last one."""
+        ledger, report = self.ledger, self.report
+        payloads = {slot.payload.task.slot: slot.payload for slot in slots}
+        self.add_costs(slots)
+        if ledger.log is not None and slots and not slots[0].over:
             ledger.log.end(current)
-        report.exchanges += bool(payloads)
+        report.exchanges += bool(slots)
         report.seconds_training += time.perf_counter() - self._began
         if isinstance(clock := self.clock, VirtualClock):
-            seconds = [
-                clock.seconds(
-                    one.task.client, exchange.visit, one.nbytes + one.reply_nbytes, one.task.config.get("epochs")
-                )
-                for one in payloads.values()
-            ]
+            sent = [(one.payload.task, one.visit, one.payload.nbytes + one.payload.reply_nbytes) for one in slots]
+            seconds = [clock.seconds(task.client, visit, size, task.config.get("epochs")) for task, visit, size in sent]
             report.metrics["virtual_seconds"] = report.metrics.get("virtual_seconds", 0.0) + max(seconds, default=0.0)
-        answered = len(exchange.won) > exchange.inherited
-        if ledger.faults and payloads:
-            asked = {payload.task.client for payload in payloads.values()}
+        answered = any(slot.upload is not None and not slot.inherited for slot in slots)
+        if ledger.faults and slots:
+            asked = {slot.payload.task.client for slot in slots}
             ledger.end_if_common(asked, current.number, len(self.available), answered=answered)
         ledger.heard = ledger.heard or answered
-        overruled = self.finish(current, [exchange.won[slot] for slot in sorted(exchange.won)], payloads)
+        uploads = sorted((slot.upload for slot in slots if slot.upload is not None), key=lambda one: one.slot)
+        refused = self.finish(current, uploads, payloads)
         if ledger.widths and len(self.method.widths(self.start.corners)) > 1:
-            for task in sorted((one.task for one in payloads.values()), key=lambda one: one.width, reverse=True):
-                report.width_replies[task.width.text] += task.slot in exchange.won and task.slot not in overruled
+            for slot in sorted(slots, key=lambda one: one.payload.task.width, reverse=True):
+                task = slot.payload.task
+                report.width_replies[task.width.text] += slot.upload is not None and task.slot not in refused
         if ledger.tell:
-            tell_ends(exchange, overruled)
+            tell_ends(ledger.tell, slots, refused)
+
+    def add_costs(self, slots: Iterable[Slot]) -> None:
+        """Add the requests of `slots` and their rejected replies to the report."""
+        for slot in slots:
+            self.report.clients += slot.counts["requests"]
+            self.report.spares += slot.counts["spares"]
+            self.report.bytes_down += slot.counts["bytes"]
+            self.report.rejected.update(slot.rejected)
 
     def finish(
         self, current: Round, uploads: list[Upload], payloads: Mapping[int, Payload]
@@ -201,7 +190,11 @@ class Driver:
             verdict = one.judge(current, uploads, payloads)
             uploads = verdict.uploads
             refused += verdict.refused
-            self._add_counts(verdict.counts)
+            for name, count in verdict.counts.items():
+                if name in ("clipped", "lightened"):
+                    setattr(report, name, getattr(report, name) + int(count))
+                else:
+                    report.metrics[name] = report.metrics.get(name, 0) + count
         if len(uploads) < self.settings.min_replies:
             why = f"{len(uploads)} replies, federation.min_replies={self.settings.min_replies}"
             refused += [(upload, "too_few", why) for upload in uploads]
@@ -214,19 +207,11 @@ class Driver:
             ledger.tell("uploads", {"round": current.number, "exchange": current.exchange, "uploads": uploads})
         report.metrics.update(self.method.aggregate(self.state, current, uploads))
         for upload in uploads:
-            ledger.clients.accepted[upload.client] = self.visit(current)
+            ledger.clients.accepted[upload.client] = self.visit_number(current)
         if current.exchange == self.exchanges - 1:
             self.end_round(current.number)
         report.seconds_aggregation += time.perf_counter() - started
         return {upload.slot: (reason, detail) for upload, reason, detail in refused}
-
-    def _add_counts(self, counts: Mapping[str, float]) -> None:
-        """Add what a filter has counted to the report."""
-        for name, count in counts.items():
-            if name in ("clipped", "lightened"):
-                setattr(self.report, name, getattr(self.report, name) + int(count))
-            else:
-                self.report.metrics[name] = self.report.metrics.get(name, 0) + count
 
     def _measure(self, current: Round, uploads: Sequence[Upload]) -> None:
         """Add bytes, mean loss and, where they are due, local accuracies of the uploads that are aggregated."""
@@ -256,16 +241,6 @@ class Driver:
         """Return the models whose score is the round's."""
         return self.method.evaluation(self.state) if self.average is None else Evaluation([self.average.model])
 
-    def checkpoint(self) -> Packed:
-        """Return the whole state of the run; arrays are not copied."""
-        filters = [one.state for one in self.ledger.filters]
-        packed = pack(RunState(self.state, filters, self.ledger.clients, self.visits, self.average))
-        if self.average is None:
-            del packed.values["average"]
-        spec = {name: [list(shape), dtype] for name, (shape, dtype) in self.start.spec.items()}
-        packed.values |= {"model": spec, "parameters": list(self.start.parameters)}
-        return packed
-
     def stray(self, reply: Message) -> None:
         """Take a reply that somebody else has pulled from the grid; only a run of visits can use one."""
 
@@ -275,6 +250,14 @@ class Driver:
             self._kept.append(dict(self.ledger.clients.accepted))
             if len(self._kept) == self._kept.maxlen:
                 self.ledger.durable = self._kept[0]
+
+    def checkpoint(self) -> Packed:
+        """Return the whole state of the run; arrays are not copied."""
+        filters = [one.state for one in self.ledger.filters]
+        packed = pack(RunState(self.state, filters, self.ledger.clients, self.visits, self.average))
+        spec = {name: [list(shape), dtype] for name, (shape, dtype) in self.start.spec.items()}
+        packed.values |= {"model": spec, "parameters": list(self.start.parameters)}
+        return packed
 
     def restore(self, packed: Packed) -> None:
         """Continue from what :meth:`checkpoint` returned; a StorageError if it is of another model or method."""

@@ -1,4 +1,4 @@
-"""One exchange of messages from the first request to the last reply: requests, spare clients, repeats, deadline.
+"""The open requests of a run and their replies: spare clients, repeats, deadlines, the check of every reply.
 
 A *slot* is one model that a method sends out for training (a row of the pool, say). Its first valid reply wins it. The
 server can send the slot of a failed client to a spare one (``reassign``), the least recently trained slots to two from
@@ -8,160 +8,173 @@ the start (``hedge``), and a request without a reply once more (``resend_s``). A
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from logging import INFO
 
 from flwr.app import Message, Metadata
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedcross.core.errors import UploadError
 from fedcross.strategies.method import Round, Trace, Upload
 from fedcross.strategies.parts.widths import described, holds
 from fedcross.strategies.round.ledger import Ledger
-from fedcross.strategies.round.polling import Pauses, forget
-from fedcross.strategies.round.trail import since, tell_rejection, whom
+from fedcross.strategies.round.polling import forget, pause
+from fedcross.strategies.round.slot import Slot, since, tell_rejection, whom
 from fedcross.strategies.wire import protocol
 from fedcross.strategies.wire.protocol import SUPERLINK_NODE_ID, Payload, Request, digest_of
 
 #: Reasons for which the server still waits: the reply came from another node or answers another request.
 FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
-#: Seconds after which an exchange says that it waits.
+#: Seconds after which the server says for which slots it waits.
 TOLD_S = 60.0
 
 
 class Exchange:
-    """One exchange. It ends when every slot is won or lost, at its deadline, or with ``enough_replies`` valid replies.
+    """Slots whose replies are awaited together: those of one exchange, or all visits of an asynchronous run.
 
     Parameters
     ----------
-    ledger, current, visit : Ledger, Round, int
-        What the run's exchanges share, which exchange this is, and the number under which clients store its state.
-    payloads, spares : sequence of Payload, sequence of int
-        One for each slot, the least recently trained first; clients that may take over a slot, in the order of asking.
-    before, over : sequence of Upload, bool
-        From the log of a run that has crashed: accepted uploads, and whether the exchange had ended.
-
-    Attributes
-    ----------
-    won, requests, open_slots : dict of int to Upload, of str to Request, of int to list of str
-        Slot -> the upload that won it; message id -> what was sent; slot -> its requests whose reply may still win.
-    counts, rejected : Counter
-        Numbers of ``requests`` sent, of ``spares`` among them, and of array ``bytes`` sent; rejected replies by reason.
+    spares : sequence of int
+        Clients that may take over a slot, in the order of asking.
+    accepted, lost : callable, optional
+        Called with an accepted upload before the log gets it, and with a slot that no reply can win any more.
     """
 
     def __init__(
-        self,
-        ledger: Ledger,
-        current: Round,
-        visit: int,
-        grid: Grid,
-        payloads: Sequence[Payload],
-        spares: Sequence[int] = (),
-        before: Sequence[Upload] = (),
-        over: bool = False,
-    ) -> None:
-        self.ledger, self.settings, self.current, self.visit, self.over = ledger, ledger.settings, current, visit, over
-        self._grid = grid
-        self.payloads = {payload.task.slot: payload for payload in payloads}
-        self.won = {upload.slot: upload for upload in before}
-        self.inherited = len(self.won)
-        self.counts, self.rejected = Counter[str](), Counter[str]()
-        self.place = {"round": current.number, "exchange": current.exchange}  # in events
-        self.rejections: list[dict[str, Any]] = []
-        self._spares = [client for client in spares if client not in {upload.client for upload in before}]
-        self._reassigned: Counter[int] = Counter()
+        self, ledger: Ledger, grid: Grid, spares: Sequence[int] = (), accepted: Callable[[Upload], None] | None = None,
+        lost: Callable[[Slot], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.ledger, self.settings, self.grid = ledger, ledger.settings, grid
+        self.slots, self.requests = dict[int, Slot](), dict[str, Request]()  # by number, by message id
+        self._spares, self._accepted, self._lost = list(spares), accepted, lost
+        self._single: bool = getattr(grid, "blocking", False)  # whether every request has exactly one reply
+        self._new, self._first = list[Slot](), list[tuple[Metadata, Request]]()  # added last, and their first requests
+
+    def add(
+        self, current: Round, payloads: Sequence[Payload], visit: int, place: Round | None = None,
+        label: Mapping[str, int] | None = None, deadline_s: float | None = None,
+    ) -> list[Message]:  # fmt: skip
+        """Add a slot for each payload, the least recently trained first, and return the first requests.
+
+        There is none for a slot that the log has, and a second one for hedged slots. `place` is that in the log, by
+        default `current`; `label` names the slots in events.
+        """
+        log, place = self.ledger.log, place or current
+        deadline = time.monotonic() + (deadline_s or self.settings.deadline_s)
+        label = label or {"round": current.number, "exchange": current.exchange}
+        over, before = (False, {}) if log is None else (log.is_over(place), self.ledger.logged(log, place, payloads))
+        self._spares = [client for client in self._spares if client not in {u.client for u in before.values()}]
+        missing, self._new = [], []
         for payload in payloads:
-            if over or payload.task.slot in self.won:  # asked by the process before this one
-                self.counts.update({"requests": 1, "bytes": payload.nbytes})
-        self.requests: dict[str, Request] = {}
-        self.open_slots: dict[int, list[str]] = {}
-        self._first: list[tuple[Metadata, Request]] = []
-        self._single: bool = getattr(grid, "blocking", False)
-        self.deadline = time.monotonic() + self.settings.deadline_s
-
-    @property
-    def waiting(self) -> dict[str, Request]:
-        """Message id -> the requests whose reply may still win."""
-        return {one: self.requests[one] for ids in self.open_slots.values() for one in ids}
-
-    def carry_out(self) -> None:
-        """Send a request for every slot that is not won yet, and collect replies until the exchange is over."""
-        self.send()
-        self._collect()
-
-    def send(self) -> None:
-        """Send a request for every slot that is not won yet; :meth:`take` then gets the replies."""
-        messages = self.open()
-        self._sent(self._grid.push_messages(messages) if messages else [])
-
-    def open(self) -> list[Message]:
-        """Return the first requests: one for each slot whose client is connected, a second one for hedged slots."""
-        if self.over:
-            return []
-        missing = [payload for slot, payload in self.payloads.items() if slot not in self.won]
+            upload = before.get(payload.task.slot)
+            slot = Slot(payload, current, visit, place, label, deadline, over, upload, upload is not None)
+            self._new.append(slot)
+            self.slots[payload.task.slot] = slot
+            if over or slot.inherited:  # asked by the process before this one
+                slot.counts.update({"requests": 1, "bytes": payload.nbytes})
+            else:
+                missing.append(payload)
         hedges = [one for payload in missing[: self.settings.hedge] if (one := self._take_spare(payload)) is not None]
-        self.counts["spares"] += len(hedges)
         made = [pair for payload in (*missing, *hedges) if (pair := self._request(payload)) is not None]
-        self._first = [(message.metadata, sent) for message, sent in made]
+        self._first = [(message.metadata, request) for message, request in made]
         return [message for message, _ in made]
 
-    def hand_in(self, replies: Iterable[Message]) -> None:
-        """Continue as :meth:`carry_out` with `replies`, all that a caller has got to the messages of :meth:`open`."""
-        first = {metadata.message_id: sent.payload.task.slot for metadata, sent in self._first}
-        self._sent(first)
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send the messages that :meth:`add` has returned."""
+        self.expect(self.grid.push_messages(messages) if messages else [])
+
+    def carry_out(self, current: Round, payloads: Sequence[Payload], visit: int) -> list[Slot]:
+        """Add these slots, send their requests, collect the replies and return the slots, ended."""
+        self.send(self.add(current, payloads, visit))
+        self.collect()
+        return self.end()
+
+    def expect(self, message_ids: Iterable[str]) -> None:
+        """Expect replies to the messages of :meth:`add`; spare clients replace those that were not asked."""
+        self._register([request for _, request in self._first], message_ids)
+        self._replace(self._new)
+
+    def hand_in(self, replies: Iterable[Message]) -> list[Slot]:
+        """Continue as :meth:`carry_out` with `replies`, all that a caller has got to the messages of :meth:`add`."""
+        first = [metadata.message_id for metadata, _ in self._first]
+        self.expect(first)
         self.take(replies)
-        self._replace([slot for one, slot in first.items() if self._drop(one, slot)])
-        self._collect()
+        self._drop(first)
+        self.collect()
+        return self.end()
 
     def take(self, replies: Iterable[Message]) -> None:
         """Accept or reject `replies`; send lost slots to spare clients and repeat requests that are overdue."""
-        settled = [(reply, self._settle(reply)) for reply in replies]
-        self._replace([slot for reply, slot in settled if slot is not None and not self._repeat_lost(reply)])
+        for reply in replies:
+            if (slot := self._settle(reply)) is not None and not self._repeat_lost(reply):
+                self._replace([slot])
         if excluded := self.ledger.nodes.excluded:
-            gone = [(one, sent.payload.task.slot) for one, sent in self.waiting.items() if sent.node in excluded]
-            self._replace([slot for one, slot in gone if self._drop(one, slot)])
-        now = time.monotonic()
-        if self.settings.resend_s is None or now >= self.deadline:
+            self._drop([one for one, request in self._waiting().items() if request.node in excluded])
+        if (patience := self.settings.resend_s) is None:
             return
-        for message_id, sent in list(self.requests.items()):
-            if sent.repeatable and sent.made <= now - self.settings.resend_s:
-                sent.repeatable = False
-                if message_id in self.open_slots.get(sent.payload.task.slot, ()):
-                    self._send(sent.payload, again=True)
+        now = time.monotonic()
+        for request in self._waiting().values():
+            slot = self.slots[request.payload.task.slot]
+            if request.repeatable and request.made <= now - patience and now < slot.deadline:
+                request.repeatable = False
+                self._send(request.payload, again=True)
 
-    def forget(self) -> None:
-        """End the exchange for the grid too: what it has not begun is not done, and no late reply comes."""
-        if left := [one for one, sent in self.requests.items() if not sent.answered]:
-            forget(self._grid, left)
+    def collect(self, done: Callable[[], bool] | None = None) -> None:
+        """Take replies until `done` says so, by default when enough slots are won, or until none can come any more."""
+        enough = min(self.settings.enough_replies or len(self.slots), len(self.slots))
+        done = done or (lambda: sum(slot.upload is not None for slot in self.slots.values()) >= enough)
+        guarded = self.ledger.log is not None and self.settings.networked
+        last = began = time.monotonic()
+        while not done() and (waiting := self._waiting()):
+            pulled = self.ledger.pull(self.grid, waiting) if guarded else [self.grid.pull_messages(set(waiting))]
+            for replies in map(list, pulled):
+                last = time.monotonic() if replies else last
+                self.take(replies)
+                if done():
+                    return
+            if not self._single:
+                self.take([])
+            now = time.monotonic()
+            self._drop([o for o, r in self._waiting().items() if self.slots[r.payload.task.slot].deadline <= now])
+            if not self._single and (waiting := self._waiting()):
+                deadline = min(self.slots[request.payload.task.slot].deadline for request in waiting.values())
+                pause(last, deadline)
+                if now - began >= TOLD_S:
+                    began, tasks = deadline, [request.payload.task for request in waiting.values()]
+                    found = ", ".join(sorted(f"{task.slot} (client {task.client})" for task in tasks)[:10])
+                    log(INFO, "fedcross: round %d waits for %d slots, %s, for %.0f s at most (federation.deadline_s)",
+                        self.ledger.report.round, len(tasks), found, deadline - now)  # fmt: skip
+
+    def end(self, *numbers: int) -> list[Slot]:
+        """Take these slots out, by default all: the grid drops what it has not begun, and late replies are unknown."""
+        ended = [self.slots.pop(one) for one in numbers or tuple(self.slots) if one in self.slots]
+        sent = {one: self.requests.pop(one) for slot in ended for one in slot.sent}
+        if left := [one for one, request in sent.items() if not request.answered]:
+            forget(self.grid, left)
+        return ended
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def _request(self, payload: Payload, *, again: bool = False) -> tuple[Message, Request] | None:
         """Return the message for `payload` and what is known of it; None if its client cannot be asked."""
-        ledger, task, current = self.ledger, payload.task, self.current
+        ledger, task, slot = self.ledger, payload.task, self.slots[payload.task.slot]
         if (node := ledger.nodes.online.get(task.client)) is None or not self._fits(payload, task.client):
             return None
         requests, accepted = ledger.clients.requests, ledger.clients.accepted
         requests[task.client] = requests.get(task.client, 0) + 1
         if ledger.tell:
             ledger.tell("request", {"client": task.client})
-        config = {
-            **ledger.config,
-            **task.config,
-            **(described(task.width) if ledger.widths else {}),
-            "server-round": current.number,
-            "rounds": self.settings.rounds,
-            "state": accepted.get(task.client, 0),
-            "keep": (accepted if ledger.durable is None else ledger.durable).get(task.client, 0),
-            "visit": self.visit,
-            **({"base": ledger.base} if ledger.base else {}),
-            **{"run": self.settings.run, "round": current.number, "exchange": current.exchange},
-        }
+        at, keep = slot.current, accepted if ledger.durable is None else ledger.durable
+        place = {"server-round": at.number, "round": at.number, "exchange": at.exchange, "rounds": self.settings.rounds}
+        state = {"visit": slot.visit, "state": accepted.get(task.client, 0), "keep": keep.get(task.client, 0)}
+        width = described(task.width) if ledger.widths else {}
+        optional = {"base": ledger.base} if ledger.base else {}
+        config = {**ledger.config, **task.config, **width, **optional, **place, **state, "run": self.settings.run}
         digest, now = digest_of(payload) if ledger.audits else "", time.monotonic()
-        ttl = max(self.deadline - now, 1.0)
-        message, made = protocol.request(payload, node, config, ttl, packed=ledger.packed, sent=digest)
+        ttl = max(slot.deadline - now, 1.0)
+        message, made = protocol.request(payload, node, config, ttl, packed=ledger.packed, digest=digest)
         made.made, made.repeatable = now, not again
         return message, made
 
@@ -169,28 +182,23 @@ class Exchange:
         """Return whether a client's device can hold the model of `payload`."""
         return not self.ledger.widths or holds(self.ledger.nodes.budget(client), payload.task.width)
 
-    def _sent(self, message_ids: Iterable[str]) -> None:
-        """Expect replies to the messages of :meth:`open`; spare clients replace those that were not asked."""
-        self._register([sent for _, sent in self._first], message_ids)
-        if not self.over:
-            self._replace([slot for slot in self.payloads if not self._alive(slot)])
-
     def _register(self, requests: Iterable[Request], message_ids: Iterable[str]) -> bool:
         """Expect replies to `requests`, sent under these ids; return whether any was sent."""
         before = len(self.requests)
-        for message_id, sent in zip(message_ids, requests):
+        for message_id, request in zip(message_ids, requests):
             if message_id:
-                self.requests[message_id] = sent
-                self.open_slots.setdefault(sent.payload.task.slot, []).append(message_id)
-                self.counts.update({"requests": 1, "bytes": sent.down})
+                slot = self.slots[request.payload.task.slot]
+                self.requests[message_id] = slot.sent[message_id] = slot.waiting[message_id] = request
+                spare = request.repeatable and request.payload.task.client != slot.payload.task.client
+                slot.counts.update({"requests": 1, "bytes": request.down, "spares": spare})
                 if self.ledger.tell:
-                    self.ledger.tell("request_sent", {**self.place, **whom(sent), "bytes_down": sent.down})
+                    self.ledger.tell("request_sent", {**slot.label, **whom(request), "bytes_down": request.down})
         return len(self.requests) > before
 
     def _send(self, payload: Payload, *, again: bool = False) -> bool:
         """Send one more request; return whether it could be sent."""
         made = self._request(payload, again=again)
-        return made is not None and self._register([made[1]], self._grid.push_messages([made[0]]))
+        return made is not None and self._register([made[1]], self.grid.push_messages([made[0]]))
 
     def _take_spare(self, payload: Payload) -> Payload | None:
         """Return `payload` for the first spare client that can hold its model, which is then none any more."""
@@ -200,115 +208,91 @@ class Exchange:
                 return replace(payload, task=replace(payload.task, client=client))
         return None
 
-    def _replace(self, slots: Iterable[int]) -> None:
+    def _replace(self, slots: Iterable[Slot]) -> None:
         """Send each lost slot to the next spare client that is connected, as often as ``reassign`` allows."""
         for slot in slots:
             while (
-                not self._alive(slot)
-                and self._reassigned[slot] < self.settings.reassign
-                and time.monotonic() < self.deadline
-                and (payload := self._take_spare(self.payloads[slot])) is not None
-            ):
-                self._reassigned[slot] += 1
-                self.counts["spares"] += 1
-                self._send(payload)
+                _is_lost(slot) and slot.reassigned < self.settings.reassign
+                and time.monotonic() < slot.deadline
+                and (payload := self._take_spare(slot.payload)) is not None
+            ):  # fmt: skip
+                slot.reassigned += self._send(payload)
+            if self._lost and _is_lost(slot):
+                self._lost(slot)
 
-    def _alive(self, slot: int) -> bool:
-        """Return whether the slot is won, or a reply may still win it."""
-        return slot in self.won or slot in self.open_slots
+    def _drop(self, message_ids: Iterable[str]) -> None:
+        """Wait for the replies to these requests no longer."""
+        for one in message_ids:
+            slot = self.slots[self.requests[one].payload.task.slot] if one in self.requests else None
+            if slot is not None and slot.waiting.pop(one, None) is not None:
+                self._replace([slot])
 
     def _repeat_lost(self, reply: Message) -> bool:
         """Repeat the request, once, if Flower lost it, or took another node's reply for it; return whether it was."""
-        sent = self.requests.get(reply.metadata.reply_to_message_id)
-        if sent is None or not sent.repeatable:
-            return False
+        request, networked = self.requests[reply.metadata.reply_to_message_id], self.settings.networked
         lost = reply.has_error() and reply.error.code in protocol.LOST_ON_THE_WAY
-        foreign = self.settings.nonce and not self._single and not protocol.proves(reply, sent)
-        doubtful = self.settings.networked and foreign and reply.metadata.src_node_id != SUPERLINK_NODE_ID
-        if not doubtful and not (lost and (self.settings.networked or self.settings.resend_s is not None)):
+        foreign = self.settings.nonce and networked and not protocol.proves(reply, request)
+        doubtful = foreign and reply.metadata.src_node_id != SUPERLINK_NODE_ID
+        if not request.repeatable or not (doubtful or (lost and (networked or self.settings.resend_s is not None))):
             return False
-        sent.repeatable = False
-        return self._send(sent.payload, again=True)
+        request.repeatable = False
+        return self._send(request.payload, again=True)
 
     # ---- replies --------------------------------------------------------------------------------------------------
 
-    def _collect(self) -> None:
-        enough = min(self.settings.enough_replies or len(self.payloads), len(self.payloads))
-        pauses = None if self._single else Pauses(self._grid, self.deadline)
-        told = time.monotonic() + min(TOLD_S, (self.deadline - time.monotonic()) / 2)
-        while len(self.won) < enough and (waiting := self.waiting):
-            replied = False
-            parts = [list(self._grid.pull_messages(set(waiting)))] if self._single else None
-            for replies in self.ledger.pull(self._grid, waiting) if parts is None else parts:
-                replied = replied or bool(replies)
-                self.take(replies)
-                if len(self.won) >= enough:
-                    break
-            if (now := time.monotonic()) >= self.deadline:
-                break
-            if pauses is not None and not replied:
-                self.take([])
-            if pauses is not None and len(self.won) < enough and self.open_slots:
-                pauses.wait(replied)
-                if now >= told:
-                    told = self.deadline
-                    self.ledger.say_waiting(self.current.number, waiting, self.deadline - now)
-        self.forget()
+    def _waiting(self) -> dict[str, Request]:
+        """Return message id -> the requests whose reply may still win."""
+        return {one: sent for slot in self.slots.values() for one, sent in slot.waiting.items()}
 
-    def _settle(self, reply: Message) -> int | None:
-        """Accept or reject `reply`; return its slot if the slot is now lost (not won, no open request), else None."""
-        sent = self.requests.get(reply.metadata.reply_to_message_id)
+    def _settle(self, reply: Message) -> Slot | None:
+        """Accept or reject `reply`; return its slot if this has lost it, else None."""
+        ledger, message_id = self.ledger, reply.metadata.reply_to_message_id
+        if (request := self.requests.get(message_id)) is None:
+            error = UploadError("unknown", "not an open request")
+            ledger.reject(None, error, ledger.report.rejected)
+            tell_rejection(ledger, None, reply, None, error)
+            return None
+        slot = self.slots[request.payload.task.slot]
         try:
-            upload = self._checked(reply, sent)
+            slot.upload = upload = self._checked(reply, request, slot)
         except UploadError as error:
-            return self._reject(reply, sent, error)
-        if self.ledger.tell and sent is not None:
-            costs = {"seconds": since(sent), "bytes_up": upload.nbytes}
-            self.ledger.tell("reply_accepted", {**self.place, **whom(sent), **costs})
-        self.open_slots.pop(upload.slot, None)
-        self.accepted(upload)
-        self.won[upload.slot] = upload
+            ledger.reject(request.payload.task.client, error, slot.rejected)
+            tell_rejection(ledger, slot, reply, request, error)
+            if error.reason in FOREIGN and not self._single:
+                return None
+            request.answered, slot.verdict = True, error.reason
+            return slot if slot.waiting.pop(message_id, None) is not None and _is_lost(slot) else None
+        if ledger.tell:
+            costs = {"seconds": since(request), "bytes_up": upload.nbytes}
+            ledger.tell("reply_accepted", {**slot.label, **whom(request), **costs})
+        slot.waiting.clear()
+        if self._accepted:
+            self._accepted(upload)
+        if ledger.log is not None:
+            ledger.log.accept(slot.place, upload)
         return None
 
-    def accepted(self, upload: Upload) -> None:
-        """Put an accepted upload into the log of replies, if there is one."""
-        if self.ledger.log is not None:
-            self.ledger.log.accept(self.current, upload)
-
-    def _checked(self, reply: Message, sent: Request | None) -> Upload:
+    def _checked(self, reply: Message, request: Request, slot: Slot) -> Upload:
         """Return the decoded upload in `reply`, or raise an UploadError."""
-        if sent is None:
-            raise UploadError("unknown", "not an open request")
-        task, sender = sent.payload.task, reply.metadata.src_node_id
-        if sender not in {sent.node, SUPERLINK_NODE_ID}:
-            raise UploadError("wrong_node", f"node {sender} answers for node {sent.node}")
-        if sent.answered:
+        task, sender = request.payload.task, reply.metadata.src_node_id
+        if sender not in {request.node, SUPERLINK_NODE_ID}:
+            raise UploadError("wrong_node", f"node {sender} answers for node {request.node}")
+        if request.answered:
             raise UploadError("duplicate", "answered already")
-        if task.slot in self.won:
-            raise UploadError("superseded", f"client {self.won[task.slot].client} was faster")
-        fields = protocol.check(reply, sent, nonce=self.settings.nonce)
+        if slot.upload is not None:
+            raise UploadError("superseded", f"client {slot.upload.client} was faster")
+        fields = protocol.check(reply, request, nonce=self.settings.nonce)
         upload = Upload(client=task.client, slot=task.slot, task=task, **fields)
         digest = digest_of(upload) if self.ledger.audits else ""  # the arrays are still as they were sent
-        upload.trace = Trace(sent.node, sent.sent, digest, round(time.monotonic() - sent.made, 4), sent.down)
+        upload.trace = Trace(
+            request.node, request.digest, digest, round(time.monotonic() - request.made, 4), request.down
+        )
         for one in reversed(self.ledger.filters):
-            upload = one.up(sent.payload, upload)
-        sent.answered = True
+            upload = one.up(request.payload, upload)
+        request.answered = True
         return upload
 
-    def _reject(self, reply: Message, sent: Request | None, error: UploadError) -> int | None:
-        """Count and tell a rejected reply; return its slot if the slot is now lost."""
-        self.ledger.reject(sent.payload.task.client if sent else None, error, self.rejected)
-        tell_rejection(self, reply, sent, error)
-        if sent is None or (error.reason in FOREIGN and not self._single):
-            return None
-        sent.answered = True
-        slot = sent.payload.task.slot
-        return slot if self._drop(reply.metadata.reply_to_message_id, slot) else None
 
-    def _drop(self, message_id: str, slot: int) -> bool:
-        """Wait for the reply to one request no longer; return whether its slot is now lost."""
-        if message_id in (ids := self.open_slots.get(slot, [])):
-            ids.remove(message_id)
-            if not ids:
-                del self.open_slots[slot]
-        return not self._alive(slot)
+def _is_lost(slot: Slot) -> bool:
+    """Return whether no reply has won a slot of this process, and none can any more."""
+    return slot.upload is None and not slot.waiting and not slot.over

@@ -1,13 +1,12 @@
-"""What the server knows of a run besides the method: settings, clients, the round's report, and who is told."""
+"""What the parts of one run share: settings, filters, the log of replies, clients, the report of the round."""
 
-# ruff: noqa: D102 - the methods of ReplyLog are documented where they are implemented
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import ERROR, INFO, WARNING
+from logging import ERROR, WARNING
 from typing import Any, Protocol
 
 from flwr.app import Message
@@ -20,7 +19,6 @@ from fedcross.strategies.method import Round, Scalar, Upload
 from fedcross.strategies.round.nodes import Nodes
 from fedcross.strategies.round.settings import RoundSettings
 from fedcross.strategies.wire.protocol import LOST, Payload, Request
-from fedcross.strategies.wire.records import spec_of
 
 #: The type of a client's error, and its words, of which so many characters are kept.
 CLIENT_ERROR, LONGEST = re.compile(r"client_error: (?:code \d+: )?(\w+): (.*)", re.DOTALL), 300
@@ -33,9 +31,8 @@ class ReplyLog(Protocol):
     """Stores the uploads accepted since the last checkpoint: see :class:`server.reply_log.WriteAheadLog`."""
 
     # fmt: off
-    def available(self, number: int) -> list[int] | None: ...
-    def widths(self, number: int) -> dict[int, float] | None: ...
-    def draw(self, number: int, available: Sequence[int], widths: Mapping[int, float] | None = None) -> None: ...
+    def drawn(self, number: int) -> dict[int, float] | None: ...
+    def draw(self, number: int, budgets: Mapping[int, float]) -> None: ...
     def accepted(self, current: Round) -> list[Upload]: ...
     def accept(self, current: Round, upload: Upload) -> None: ...
     def is_over(self, current: Round) -> bool: ...
@@ -48,7 +45,7 @@ class ReplyLog(Protocol):
 
 @dataclass
 class ClientRecords:
-    """Client -> number of its last accepted visit, client -> requests sent, nodes left out for the rest of the run."""
+    """Client -> number of its last accepted visit, client -> requests made, nodes left out for the rest of the run."""
 
     accepted: dict[int, int] = field(default_factory=dict)
     requests: dict[int, int] = field(default_factory=dict)
@@ -77,55 +74,34 @@ class RoundReport:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass
 class Ledger:
-    """What every exchange of a run shares.
+    """What the exchanges of a run share.
 
-    Attributes
-    ----------
-    settings, filters : RoundSettings, sequence of Filter
-        Of the run; between method and wire.
-    per_round : int
-        Visits of one client that one round has at most; clients number their states by it.
-    log : ReplyLog or None
-        Keeps accepted replies until a checkpoint covers them.
-    base, widths : str, bool
-        Digest of the part of the model that is neither trained nor sent, "" without one; whether models have widths.
-    tell, audits : callable or None, bool
-        Who is told what happens, if anybody is; whether requests need digests.
-    nodes, clients, report
-        The connected clients, what is known of clients, the current round.
-    durable, config : dict of int to int or None, mapping
-        Client -> visit from which on it keeps its states (None: the last accepted one); scalars of every request.
+    It also has the connected clients (`nodes`), and whether messages are `packed`.
     """
 
-    def __init__(
-        self,
-        settings: RoundSettings,
-        filters: Sequence[Filter] = (),
-        per_round: int = 1,
-        log: ReplyLog | None = None,
-        budgets: Mapping[int, float] | None = None,
-        base: str = "",
-        *,
-        widths: bool = False,
-        tell: Tell | None = None,
-        audits: bool = False,
-    ) -> None:
-        self.settings, self.filters, self.per_round, self.log = settings, filters, per_round, log
-        self.base, self.widths, self.tell, self.audits = base, widths, tell, audits
-        self.packed = settings.packs
-        self.report, self.clients = RoundReport(0), ClientRecords()
-        self.nodes = Nodes(self, budgets or {})
-        self.durable: dict[int, int] | None = None
-        self.config: Mapping[str, Scalar] = {}
-        self.heard = False  # whether a client has trained since this process began
-        self.faults: dict[int, tuple[str, str]] = {}  # client -> type and words of its error in this exchange
-        self._said: set[tuple[int, int, str]] = set()  # client, round and words of earlier ones
+    settings: RoundSettings
+    filters: Sequence[Filter] = ()  # between method and wire
+    log: ReplyLog | None = None  # of accepted replies, until a checkpoint covers them
+    budgets: Mapping[int, float] = field(default_factory=dict)  # client -> width of its device, as configured
+    widths: bool = False  # whether models have widths
+    base: str = ""  # digest of the part of the model that is neither trained nor sent
+    tell: Tell | None = None  # who hears of events
+    audits: bool = False  # whether requests need digests
+    durable: dict[int, int] | None = None  # client -> visit whose state it keeps; None: the last accepted one
+    config: Mapping[str, Scalar] = field(default_factory=dict)  # scalars of every request
+    clients: ClientRecords = field(default_factory=ClientRecords)
+    report: RoundReport = field(default_factory=lambda: RoundReport(0))  # of the current round
+    heard: bool = False  # whether a client has trained since this process began
+    faults: dict[int, tuple[str, str]] = field(default_factory=dict)  # client -> type and words of its error now
+    _refusals: set[tuple[int, int, str]] = field(default_factory=set)  # client, round and words of ConfigErrors
 
-    # ---- rejected replies -----------------------------------------------------------------------------------------
+    def __post_init__(self) -> None:
+        self.nodes, self.packed = Nodes(self), self.settings.packs
 
     def reject(self, client: int | None, error: UploadError, counts: Counter[str]) -> None:
-        """Count a rejected reply in `counts`, keep what its client says of the configuration, and log it."""
+        """Count a rejected reply in `counts`, log it, and keep an error that its client reports."""
         who = "unknown sender" if client is None else f"client {client}"
         if error.reason == LOST:
             log(WARNING, "fedcross: request to %s %s", who, error)
@@ -135,17 +111,21 @@ class Ledger:
         if client is not None and (found := CLIENT_ERROR.match(str(error))):
             self.faults[client] = found[1], one_line(found[2])[:LONGEST]
 
+    def exclude(self, node: int) -> None:
+        """Leave `node` out for the rest of the run: its replies take all memory."""
+        if node not in self.clients.excluded:
+            log(ERROR, "fedcross: a reply of node %s took all memory, or the server died twice as it came. It is left "
+                "out for the rest of the run.", node)  # fmt: skip
+            self.clients.excluded.append(node)
+            self.report.rejected["too_large"] += 1
+        self.nodes.exclude(node)
+
     def end_if_common(self, asked: Collection[int], number: int, connected: int, *, answered: bool) -> None:
         """End the run if all clients that were asked failed alike, so that no later round could do better.
 
-        One client's word is not enough where a round asks one only, nor that of a few once others have trained.
-
-        Raises
-        ------
-        ConfigError
-            If all refuse the configuration with the same words.
-        FederationError
-            If the clients are local ones, nobody has trained yet, and all raised an exception of one type.
+        A ConfigError: all refuse the configuration with the same words. A FederationError: all are local, raised an
+        exception of one type, and nobody has trained yet. One client's word is not enough where a round asks one
+        only, nor that of a few once others have trained.
         """
         faults, self.faults = self.faults, {}
         self.heard = self.heard or answered
@@ -160,67 +140,45 @@ class Ledger:
             )
         if set(faults.values()) != {("ConfigError", words)}:
             return
-        self._said |= {(client, number, words) for client in faults}
-        if self.heard and 2 * len(faults) <= connected:
-            return
-        if sum(one == words for *_, one in self._said) >= 2:
+        self._refusals |= {(client, number, words) for client in faults}
+        common = not self.heard or 2 * len(faults) > connected
+        if common and sum(one == words for *_, one in self._refusals) >= 2:
             raise ConfigError(f"All {len(asked)} clients of round {number} refuse: {words} (their devices' words)")
 
-    # ---- the log of replies ---------------------------------------------------------------------------------------
-
-    def logged(self, place: Round, payloads: Sequence[Payload]) -> list[Upload]:
-        """Return the logged uploads of the exchange at `place` that answer `payloads`; count the requests for all."""
-        found, sent = [], {payload.task.slot: payload for payload in payloads}
-        for upload in self.log.accepted(place) if self.log is not None else ():
+    def logged(self, replies: ReplyLog, place: Round, payloads: Sequence[Payload]) -> dict[int, Upload]:
+        """Return slot -> logged upload of the exchange at `place` that answers `payloads`; count the requests."""
+        found, sent = {}, {payload.task.slot: payload for payload in payloads}
+        for upload in replies.accepted(place):
             self.clients.requests[upload.client] = self.clients.requests.get(upload.client, 0) + 1
             payload = sent.get(upload.slot)
-            if payload is None or not _answers(upload, payload):
+            if payload is not None and _answers(upload, payload):
+                upload.task, found[upload.slot] = payload.task, upload
+            else:
                 log(WARNING, "fedcross: round %s: the logged reply of client %s for slot %s does not fit what the slot "
                     "sends now, and is not used", place.number, upload.client, upload.slot)  # fmt: skip
-            else:
-                upload.task = payload.task
-                found.append(upload)
         return found
 
     def pull(self, grid: Grid, waiting: Mapping[str, Request]) -> Iterator[list[Message]]:
-        """Yield replies to these requests. With a log on a network they are pulled one by one, and a node whose reply
-        takes all memory, or took it before a restart, is left out for the rest of the run.
+        """Yield replies to these requests, pulled one by one: a node whose reply takes all memory, or during whose
+        replies the server died twice, is left out for the rest of the run.
         """
-        if self.log is None or not self.settings.networked:
-            yield list(grid.pull_messages(set(waiting)))
-            return
+        note = self.log.pulling if self.log is not None else lambda _: None
         for message_id, request in waiting.items():
-            self.log.pulling(request.node)
+            note(request.node)
             try:
                 replies = list(grid.pull_messages([message_id]))
             except MemoryError:
                 self.exclude(request.node)
                 continue
             finally:  # the note stays only where the process died
-                self.log.pulling(None)
+                note(None)
             if replies:
                 yield replies
-
-    def exclude(self, node: int) -> None:
-        """Leave `node` out for the rest of the run: one of its replies took all memory."""
-        if node not in self.clients.excluded:
-            log(ERROR, "fedcross: a reply of node %s took all memory, or the server died as it came. It is left out "
-                "for the rest of the run.", node)  # fmt: skip
-            self.clients.excluded.append(node)
-            self.report.rejected["too_large"] += 1
-        self.nodes.exclude(node)
-
-    def say_waiting(self, number: int, waiting: Mapping[str, Request], left_s: float) -> None:
-        """Log which slots a round that takes long waits for."""
-        found = sorted(f"{one.payload.task.slot} (client {one.payload.task.client})" for one in waiting.values())
-        log(INFO, "fedcross: round %d waits for %d slots, %s, for %.0f s at most (federation.deadline_s)",
-            number, len(found), ", ".join(found[:10]), left_s)  # fmt: skip
 
 
 def _answers(upload: Upload, payload: Payload) -> bool:
     """Return whether a logged upload answers what its slot sends now."""
-    shapes = {group: {n: shape for n, (shape, _) in spec_of(a).items()} for group, a in upload.extras.items()}
-    wanted = {group: {n: tuple(shape) for n, (shape, _) in s.items()} for group, s in payload.task.returns.items()}
-    model = {name: array.shape for name, array in upload.arrays.items()}
-    same = upload.client == payload.task.client or not payload.task.fixed
-    return same and shapes == wanted and model == {name: array.shape for name, array in payload.arrays.items()}
+    sent, got = ({name: array.shape for name, array in one.arrays.items()} for one in (payload, upload))
+    asked = {group: {n: tuple(shape) for n, (shape, _) in s.items()} for group, s in payload.task.returns.items()}
+    extras = {group: {name: array.shape for name, array in arrays.items()} for group, arrays in upload.extras.items()}
+    return sent == got and asked == extras and (upload.client == payload.task.client or not payload.task.fixed)

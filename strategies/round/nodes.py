@@ -1,8 +1,7 @@
 """Which node holds which partition.
 
 Flower's node ids are random, so clients are drawn and ordered by partition id. The server asks every node once for its
-partition, with a ``query`` message. A node that is silent is left out until it answers; once the first round has begun,
-the server waits for a node's answer at most once.
+partition, with a ``query`` message, and waits for the answer at most once; a silent node is left out until it answers.
 
 A node's answer is a claim. A key that was registered for a partition holds that one and no other; once such a key has
 been seen, keys that were registered for none are refused. Without such keys, the first node keeps a partition as long
@@ -12,7 +11,7 @@ as it is connected. Further claims are refused, logged and counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from logging import ERROR, INFO, WARNING, LogRecord
 from typing import TYPE_CHECKING
@@ -39,60 +38,44 @@ EXPECTED_FAULTS = ("No query function registered", "An exception was raised when
 
 
 class Nodes:
-    """The nodes that are connected now.
+    """The nodes that are connected now; `ledger` has the widths of devices and counts refused claims.
 
-    Parameters
-    ----------
-    ledger : Ledger
-        Counts refused claims, and is told that the server waits.
-    budgets : mapping of int to float
-        Partition -> width of its device, where the configuration says it.
-
-    Attributes
-    ----------
-    online : dict of int to int
-        Partition id -> node id, in the order of the partition ids; as of the last :meth:`refresh`.
-    keys : dict of int to str
-        Node id -> fingerprint of its registered key, where the SuperLink tells it.
-    excluded : set of int
-        Nodes that are left out for the rest of the run: a reply of theirs killed the server.
+    `online` is partition id -> node id, by partition, as of the last :meth:`refresh`; `keys` is node id -> fingerprint
+    of its registered key, where the SuperLink tells it; `excluded` are nodes of which a reply killed the server.
     """
 
-    def __init__(self, ledger: Ledger, budgets: Mapping[int, float]) -> None:
-        self._ledger, self.budgets = ledger, budgets
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self.online: dict[int, int] = {}
         self.keys: dict[int, str] = {}
         self.excluded: set[int] = set()
         self._widths: dict[int, float] = {}  # node -> width of its device, where it told one
         self._registered: dict[int, tuple[int | None, str]] = {}  # node -> partition of its key, and since when
-        self._refused: set[tuple[int, int]] = set()  # claims that were refused before: node, partition
         self._partition_of: dict[int, int] = {}
         self._last: list[int] | None = None  # connected nodes at the last refresh; None unless all were known
-        self._said: set[object] = set()  # what was logged of nodes that do not tell their partition
         self._asked: dict[str, tuple[int, float]] = {}  # open queries: message id -> node, when it was asked
         self._awaited: set[int] = set()  # nodes for whose answer a refresh has waited
-        self._claims_seen = False  # whether a node has told its partition beside some that do not
-        self._gathering = True  # until enough clients were there for a first round
+        self._mixed = False  # whether a node has told its partition beside some that do not
+        self._said: set[object] = set()  # what was logged once
 
     def budget(self, partition: int) -> float:
         """Return the width of a partition's device: what its node has told, else the configuration, else 1."""
         told = self._widths.get(self.online.get(partition, -1))
-        return self.budgets.get(partition, 1.0) if told is None else told
-
-    def widths(self) -> dict[int, float]:
-        """Return partition -> width of its device, for the connected ones whose holder has told one."""
-        return {one: self._widths[node] for one, node in self.online.items() if node in self._widths}
+        return self._ledger.budgets.get(partition, 1.0) if told is None else told
 
     def refresh(self, grid: Grid) -> list[int]:
         """Get the connected nodes from the grid, ask new ones for their partition, return the sorted partition ids."""
-        if isinstance(grid, LocalClients):
+        if isinstance(grid, LocalClients):  # always online
             self._partition_of = grid.partitions
-        ids = list(grid.get_node_ids())
+        ids = list(grid.partitions if isinstance(grid, LocalClients) else grid.get_node_ids())
         if ids == self._last:  # same nodes as last time, all known: fast even with 10,000 clients
             return list(self.online)
         online = set(ids) - self.excluded
         if new := sorted(online - self._partition_of.keys()):
-            self._look_up(grid)
+            for node in grid.get_nodes() if hasattr(grid, "get_nodes") else ():
+                self._registered[node.node_id] = bound_partition(node.name), node.registered_at
+                if key := bytes(getattr(node, "public_key", b"")):
+                    self.keys[node.node_id] = fingerprint(key)
             self._partition_of.update(self._ask(grid, new))
         self._last = ids if online <= self._partition_of.keys() else None
         self.online = self._holders(online)
@@ -104,12 +87,41 @@ class Nodes:
         self._last = None
         self.online = {partition: one for partition, one in self.online.items() if one != node}
 
-    def _look_up(self, grid: Grid) -> None:
-        """Learn which partitions keys were registered for, and when."""
-        for node in grid.get_nodes() if hasattr(grid, "get_nodes") else ():
-            self._registered[node.node_id] = bound_partition(node.name), node.registered_at
-            if key := bytes(getattr(node, "public_key", b"")):
-                self.keys[node.node_id] = fingerprint(key)
+    def wait_for(
+        self, grid: Grid, count: int, wait_s: float, wanted: Collection[int] = (), *, endless: bool = False
+    ) -> list[int]:
+        """Refresh until `count` partitions and all `wanted` ones are online, or `wait_s` seconds have passed.
+
+        An `endless` wait for `count` says once a minute that it goes on. Else a FederationError says that fewer are
+        online after `wait_s` seconds, at once in a simulation that has fewer nodes.
+        """
+        began = time.monotonic()
+        said = began - SAID_S
+        while True:
+            partitions = self.refresh(grid)
+            found, now = len(partitions), time.monotonic()
+            if found >= count and (now - began >= wait_s or set(wanted) <= set(partitions)):
+                return partitions
+            if found < count and simulated(grid) and len(list(grid.get_node_ids())) < count:
+                raise FederationError(
+                    f"{found} clients are simulated, {count} are needed, and no more will come. "
+                    f'Say how many: flwr run --federation-config "num-supernodes={count}".'
+                )
+            if found < count and now - began >= wait_s and not endless:
+                raise FederationError(
+                    f"{found} clients are connected after {wait_s:.0f} s, {count} are needed.{self._missing(grid)} "
+                    "Start more clients, raise federation.wait_s or lower federation.min_clients."
+                )
+            if found < count and now - said >= SAID_S:
+                said = now
+                facts = {"round": self._ledger.report.round, "connected": found, "needed": count, "seconds": wait_s}
+                if self._ledger.tell:
+                    self._ledger.tell("waiting_for_clients", facts)
+                missing = self._missing(grid) if now > began else ""
+                log(INFO, "fedcross: %d of %d clients are connected, waiting.%s", found, count, missing)
+            time.sleep(LOOK_S)
+
+    # ---- partitions -----------------------------------------------------------------------------------------------
 
     def _holders(self, online: Collection[int]) -> dict[int, int]:
         """Return partition -> the node that holds it, in the order of the partitions; refuse all other claims."""
@@ -135,50 +147,9 @@ class Nodes:
         return self.online.get(self._partition_of[node]) != node, not since, since
 
     def _refuse(self, node: int, partition: int, why: str) -> None:
-        if (node, partition) not in self._refused:
-            self._refused.add((node, partition))
+        if self._once((node, partition)):
             log(WARNING, "fedcross: node %s claims partition %s, refused: %s", node, partition, why)
             self._ledger.report.rejected["partition_taken"] += 1
-
-    def wait_for(
-        self, grid: Grid, count: int, wait_s: float, wanted: Collection[int] = (), *, endless: bool = False
-    ) -> list[int]:
-        """Refresh until `count` partitions and all `wanted` ones are online, or `wait_s` seconds have passed.
-
-        An `endless` wait for `count` says once a minute that it goes on.
-
-        Raises
-        ------
-        FederationError
-            If fewer than `count` are online after `wait_s` seconds; at once in a simulation that has fewer nodes.
-        """
-        began = time.monotonic()
-        said = began - SAID_S
-        while True:
-            partitions = self.refresh(grid)
-            found, now = len(partitions), time.monotonic()
-            waited = now - began
-            if found >= count and (waited >= wait_s or set(wanted) <= set(partitions)):
-                self._gathering = False
-                return partitions
-            if found < count and simulated(grid) and len(list(grid.get_node_ids())) < count:
-                raise FederationError(
-                    f"{found} clients are simulated, {count} are needed, and no more will come. "
-                    f'Say how many: flwr run --federation-config "num-supernodes={count}".'
-                )
-            if found < count and waited >= wait_s and not endless:
-                raise FederationError(
-                    f"{found} clients are connected after {wait_s:.0f} s, {count} are needed.{self._missing(grid)} "
-                    "Start more clients, raise federation.wait_s or lower federation.min_clients."
-                )
-            if found < count and now - said >= SAID_S:
-                said = now
-                facts = {"round": self._ledger.report.round, "connected": found, "needed": count, "seconds": wait_s}
-                if self._ledger.tell:
-                    self._ledger.tell("waiting_for_clients", facts)
-                missing = self._missing(grid) if waited else ""
-                log(INFO, "fedcross: %d of %d clients are connected, waiting.%s", found, count, missing)
-            time.sleep(LOOK_S)
 
     def _ask(self, grid: Grid, nodes: list[int]) -> dict[int, int]:
         """Return node id -> partition id; nodes that have not replied are left for the next refresh.
@@ -186,18 +157,15 @@ class Nodes:
         A query stays open for :data:`QUERY_OPEN_S`, and each refresh looks for its reply. Nodes of another app, which
         reply with an exception because they do not know this query, are numbered in the order of their node ids.
         """
-        now = time.monotonic()
+        now, kind = time.monotonic(), MessageType.QUERY
         self._asked = {key: one for key, one in self._asked.items() if one[1] + QUERY_OPEN_S > now}
-        open_to = {node for node, _ in self._asked.values()}
-        new = [node for node in nodes if node not in open_to]
-        queries = [
-            Message(RecordDict({"config": ConfigRecord({})}), dst_node_id=node, message_type=MessageType.QUERY)
-            for node in new
-        ]
-        self._asked |= {one: (node, now) for one, node in zip(grid.push_messages(queries), new) if one}
+        new = [node for node in nodes if node not in {asked for asked, _ in self._asked.values()}]
+        contents = [RecordDict({"config": ConfigRecord({})}) for _ in new]
+        sent = grid.push_messages([Message(c, dst_node_id=node, message_type=kind) for c, node in zip(contents, new)])
+        self._asked |= {one: (node, now) for one, node in zip(sent, new) if one}
         found: dict[int, int] = {}
         foreign: list[int] = []
-        for reply in self._answers(grid, now):
+        for reply in self._answers(grid):
             node, _ = self._asked.pop(reply.metadata.reply_to_message_id)
             if reply.has_error():
                 foreign += [node] if reply.error.code == NO_ANSWER_TO_QUERIES else []
@@ -208,48 +176,44 @@ class Nodes:
                 found[node] = partition
                 if isinstance(width, int | float) and not isinstance(width, bool) and 0 < width <= 1:
                     self._widths[node] = float(width)
-        if not foreign:
-            return found
-        self._claims_seen = self._claims_seen or bool(found)
-        what = "left out: others tell it" if self._claims_seen else "numbered by node id"
-        if what not in self._said:
-            self._said.add(what)
-            log(
-                WARNING if self._claims_seen else INFO, "fedcross: %d nodes do not tell their partition, they are %s. "
-                "The ClientApp needs fedcross.tell_partition(app)", len(foreign), what,
-            )  # fmt: skip
+        self._mixed = self._mixed or bool(found and foreign)
+        what = "left out: others tell it" if self._mixed else "numbered by node id"
+        if foreign and self._once(what):
+            log(WARNING if self._mixed else INFO, "fedcross: %d nodes do not tell their partition, they are %s. "
+                "The ClientApp needs fedcross.tell_partition(app)", len(foreign), what)  # fmt: skip
         first = 1 + max(self._partition_of.values(), default=-1)
-        return found if self._claims_seen else {node: first + index for index, node in enumerate(sorted(foreign))}
+        return found if self._mixed else found | {node: first + i for i, node in enumerate(sorted(foreign))}
 
-    def _answers(self, grid: Grid, now: float) -> list[Message]:
-        """Return the answers to the open queries; after the start, wait for each node at most once.
-
-        A node whose key names its partition is not waited for.
-        """
-        known = self._awaited | {node for node, (bound, _) in self._registered.items() if bound is not None}
-        awaited = {one for one, (node, _) in self._asked.items() if self._gathering or node not in known}
+    def _answers(self, grid: Grid) -> list[Message]:
+        """Return the answers to the open queries, having waited for each node at most once."""
+        awaited = {one for one, (node, _) in self._asked.items() if node not in self._awaited}
         self._awaited.update(node for node, _ in self._asked.values())
         with _without_expected_faults():
             late = self._asked.keys() - awaited
             replies = [*receive(grid, awaited, QUERY_WAIT_S), *receive(grid, late, 0.0)]
         answered = {reply.metadata.reply_to_message_id for reply in replies}
-        silent = {
-            node
-            for one, (node, since) in self._asked.items()
-            if one not in answered and (one in awaited or now - since > QUERY_WAIT_S)
-        }
-        if new := sorted(silent - self._said):
-            self._said.update(new)
+        silent = sorted(self._asked[one][0] for one in awaited - answered)
+        if new := [node for node in silent if self._once(node)]:
             log(WARNING, "fedcross: no word from node %s on its partition after %.0f s; left out until it answers",
                 self._named(new), QUERY_WAIT_S)  # fmt: skip
         return replies
 
+    # ---- words ----------------------------------------------------------------------------------------------------
+
+    def _once(self, what: object) -> bool:
+        """Return whether this is the first time that `what` is said."""
+        first = what not in self._said
+        self._said.add(what)
+        return first
+
     def _missing(self, grid: Grid) -> str:
         """Return a sentence on the nodes that do not answer, and one on those that are gone, where there are any."""
         online, known = set(grid.get_node_ids()), self._partition_of.keys()
-        silent, gone = sorted(online - known), sorted(known - online)
-        told = f" Connected, but without an answer: node {self._named(silent)}." if silent else ""
-        return told + (f" Not connected any more: node {self._named(gone)}." if gone else "")
+        silent, gone = (
+            (" Connected, but without an answer", online - known),
+            (" Not connected any more", known - online),
+        )
+        return "".join(f"{words}: node {self._named(sorted(nodes))}." for words, nodes in (silent, gone) if nodes)
 
     def _named(self, nodes: list[int]) -> str:
         """Return at most five ids of `nodes`, with their keys where they are known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from fedcross.core.errors import ConfigError
 from fedcross.strategies.filters.base import Filter
 from fedcross.strategies.filters.compression import CompressionFilter
 from fedcross.strategies.filters.defence import DefenceFilter
@@ -11,7 +12,7 @@ from fedcross.strategies.method import Method, Start
 from fedcross.strategies.round.clock import Clock
 from fedcross.strategies.round.driver import Driver
 from fedcross.strategies.round.ledger import Ledger, ReplyLog, Tell
-from fedcross.strategies.round.settings import RoundSettings
+from fedcross.strategies.round.settings import RoundSettings, faults_of_visits
 from fedcross.strategies.round.visits import Visits
 
 
@@ -29,19 +30,17 @@ def open_run(
     local_due: Callable[[int], bool] = lambda _: True,
     keep: int | None = None,
 ) -> Driver:
-    """Return the driver of a run, ready for its first round.
+    """Return the driver of a run, ready for its first round; see :class:`Driver` and :class:`Ledger`.
 
-    `clock` is the run's clock (an asynchronous method takes the real one without), `budgets` has the width of each
-    client's device. `tell` hears of every event, if anybody watches one. See :class:`Driver` and :class:`Ledger`.
+    An asynchronous method takes the real clock without `clock`; `tell` hears of every event, if anybody `watches` one.
     """
+    if method.asynchronous and (faults := faults_of_visits(settings, settings.defence, settings.compression)):
+        raise ConfigError(faults)
     filters: list[Filter] = []  # from the method to the wire
     if settings.defence.enabled and method.comparable:
         filters.append(DefenceFilter(settings.defence, start))
     if not settings.compression.exact:
         filters.append(CompressionFilter(settings.compression, start))
-    k = start.clients_per_round
-    per_round = k if method.asynchronous else method.exchanges(k)
-    listener, audits = tell if watches else None, "request_ended" in watches
-    widths = bool(method.widths(start.corners))
-    ledger = Ledger(settings, filters, per_round, log, budgets, base, widths=widths, tell=listener, audits=audits)
+    widths, audits = bool(method.widths(start.corners)), "request_ended" in watches
+    ledger = Ledger(settings, filters, log, budgets or {}, widths, base, tell if watches else None, audits)
     return (Visits if method.asynchronous else Driver)(method, start, ledger, clock, local_due, keep)

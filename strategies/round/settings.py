@@ -38,6 +38,20 @@ class FederationSettings(Settings):
     )
 
 
+def faults_of_visits(federation: FederationSettings, defence: Defence, compression: Compression) -> list[str]:
+    """Return the settings that an asynchronous method, which gets uploads one by one, cannot follow."""
+    usual, faults = FederationSettings(), []
+    if defence.enabled:
+        faults.append("defence.enabled=true: an asynchronous method gets uploads one by one. Leave it unset.")
+    if compression.down != "float32":
+        faults.append(
+            f"compression.down={compression.down}: asynchronous methods send full models. Compress uploads only."
+        )
+    rounds = ("min_replies", "enough_replies", "reassign", "hedge")
+    changed = [name for name in rounds if getattr(federation, name) != getattr(usual, name)]
+    return faults + [f"federation.{name}: asynchronous methods have no whole rounds. Unset it." for name in changed]
+
+
 class AverageSettings(Settings):
     """Which average of the global models is evaluated and exported (:mod:`strategies.round.average`)."""
 
@@ -80,23 +94,12 @@ class RoundSettings(FederationSettings, AverageSettings):
     @classmethod
     def of(cls, config: Any, run: str, *, networked: bool) -> RoundSettings:
         """Return the settings of a run's configuration."""
-        return cls(
-            **dict(config.federation),
-            defence=config.defence,
-            compression=config.compression,
-            seed=config.seed,
-            rounds=config.rounds,
-            **{name: getattr(config, name) for name in AverageSettings.model_fields},
-            clients_per_round=config.clients_per_round,
-            run=run,
-            nonce=True,
-            networked=networked,
-        )
+        own = ("defence", "compression", "seed", "rounds", "clients_per_round", *AverageSettings.model_fields)
+        values = {**dict(config.federation), **{name: getattr(config, name) for name in own}}
+        return cls(**values, run=run, nonce=True, networked=networked)
 
     @model_validator(mode="after")
     def _clients_can_decode(self) -> Self:
-        if not self.compression.exact and not self.nonce:
-            raise ValueError("compression needs fedcross clients on the same configuration: set nonce=True")
-        if self.packs and not self.nonce:
-            raise ValueError("packed messages need fedcross clients: set nonce=True")
+        if not self.nonce and (self.packs or not self.compression.exact):
+            raise ValueError("compression and packed messages need fedcross clients: set nonce=True")
         return self

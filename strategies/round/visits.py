@@ -2,7 +2,7 @@
 
 At most K = ``clients_per_round`` visits are under way, one for each slot. When a visit ends, its upload is handed to
 the method, and its slot goes to another client. Rounds remain as a unit of counting: a round is K visits, accepted or
-lost. A client that is far ahead of the others waits (:mod:`strategies.round.lead`).
+lost. A client that is far ahead of the others waits (:class:`strategies.round.open_visits.Lead`).
 
 On a virtual clock, visits are handled in the order of virtual time (ties by slot). Visits that end at the same virtual
 time are one *group*: the method gets all their uploads at once, and all their slots go out together.
@@ -14,47 +14,73 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedcross.core.errors import ConfigError
+from fedcross.core.errors import ConfigError, FederationError
 from fedcross.strategies.method import Round, Scalar, Upload
-from fedcross.strategies.round.clock import RealClock, ReplayClock
+from fedcross.strategies.round.clock import Clock, RealClock, ReplayClock
+from fedcross.strategies.round.driver import Driver
+from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.ledger import RoundReport
-from fedcross.strategies.round.open_visits import OpenVisits, Visit
-from fedcross.strategies.round.trail import never_asked, tell_ends
+from fedcross.strategies.round.open_visits import Lead, OpenVisit, VisitsState
+from fedcross.strategies.round.slot import NOT_ASKED, Slot, line_of, tell_ends
+from fedcross.strategies.wire.protocol import LOST
 from fedcross.tasks.scoring import spread
 
+#: Metric of an upload in the log of accepted replies: when it arrived, in seconds of the real clock.
+ARRIVED = "clock-seconds"
 
-class Visits(OpenVisits):
-    """Runs the visits of an asynchronous method.
+
+class Visits(Driver):
+    """Runs the visits of an asynchronous method; all that are under way share one :class:`Exchange`.
 
     A client whose visit was lost is not asked again before somebody's upload has been accepted, unless nobody else is
     idle and nothing is under way.
     """
 
+    exchange: Exchange
+    visits: VisitsState
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.k, log = self.start.clients_per_round, self.ledger.log
+        self.visits = VisitsState(list(range(self.k)), Lead(self.settings.lead))
+        self.time: Clock = self.clock or RealClock()
+        self.slots: dict[int, Slot] = {}  # those that this process has sent
+        self._measured: list[dict[str, float]] = []  # of each accepted visit of a round: metrics, examples, staleness
+        #: When lost visits ended, as the log of replies says after a crash: place -> seconds of the run's clock.
+        self._ends = {(number, place): at for number, place, at in (log.order() if log else ()) if at is not None}
+
     def run_round(self, number: int, grid: Grid, config: Mapping[str, Scalar] | None = None) -> RoundReport:
         """Run until `number` times K visits of the run have ended, and return the report of this round's visits."""
         ledger, log, visits = self.ledger, self.ledger.log, self.visits
-        ledger.config, ledger.report, self.grid = config or {}, RoundReport(number), grid
-        self.available = self._wait(grid)
-        if log is not None and (before := log.available(number)) is not None:
-            self.available = before
+        ledger.config, ledger.report = config or {}, RoundReport(number)
+        if not self.slots:
+            self.exchange = Exchange(ledger, grid, accepted=self._arrived, lost=self._lost)
+            self.slots = self.exchange.slots
+        self.available = self.wait(grid)
+        if log is not None and (before := log.drawn(number)) is not None:
+            self.available = list(before)
         elif log is not None:
-            log.draw(number, self.available)
+            log.draw(number, dict.fromkeys(self.available, 1.0))
         if isinstance(self.time, RealClock):
             self.time.now(visits.now)  # starts it
-        began, self._dispatches, self._groups = visits.now, 0, 0
-        self.asked_now = set()
-        self._measured: list[dict[str, float]] = []  # of each accepted visit: metrics, examples, staleness
-        while visits.finished < number * self.slots:
+        began, dispatches, groups, asked = visits.now, 0, 0, set[int]()
+        self._measured = []
+        while visits.finished < number * self.k:
             started = time.perf_counter()
-            self._fill(number)
-            self.ask_all()
-            group = self.next_group()
+            dispatches += self._fill(number, dispatches)
+            asked |= self._ask()
+            group = self._next_group(asked)
             ledger.report.seconds_training += time.perf_counter() - started
-            self._handle(number, group)
+            self._handle(number, groups, group)
+            groups += 1
         self._end_visits(number, began)
+        ledger.end_if_common(asked, number, len(self.available), answered=bool(self._measured))
+        self.end_round(number)
         return ledger.report
 
     def _end_visits(self, number: int, began: float) -> None:
@@ -68,23 +94,30 @@ class Visits(OpenVisits):
         if late := [row["staleness"] for row in rows]:
             report.metrics |= {"staleness_mean": sum(late) / len(late), "staleness_max": float(max(late))}
         report.metrics["virtual_seconds"] = self.visits.now - began
-        self.ledger.end_if_common(self.asked_now, number, len(self.available), answered=bool(rows))
-        self.end_round(number)
+
+    def _round(self, number: int, exchange: int, clients: tuple[int, ...], slots: tuple[int, ...]) -> Round:
+        """Return the round that a method sees: `exchange` counts dispatches, or arrivals."""
+        s, connected = self.settings, dict.fromkeys(self.available, 1.0)
+        return Round(number, exchange, clients, s.seed, s.rounds, s.clients_per_round, len(slots), slots, connected)
+
+    def _place(self, visit: OpenVisit) -> Round:
+        """Return the place of `visit` in the log of replies: two numbers that no other visit has."""
+        return self._round(visit.round, visit.index % self.k, (visit.client,), ())
 
     # ---- dispatch -----------------------------------------------------------------------------------------------
 
-    def _fill(self, number: int) -> None:
-        """Give free slots, the least recently trained first, to idle clients, or as the record says."""
+    def _fill(self, number: int, dispatches: int) -> bool:
+        """Give free slots, the least recently trained first, to idle clients or as the record says; return whether."""
         taken = {visit.slot for visit in self.visits.open}
         free = [slot for slot in self.visits.queue if slot not in taken]
         if isinstance(self.time, ReplayClock):
             self._repeat(self.time, number, free)
-            return
+            return False
         idle = self._idle()
         if slots := tuple(sorted(free[: len(idle)])):
-            current = self.round_of(number, self._dispatches, (), slots)
+            current = self._round(number, dispatches, (), slots)
             self._dispatch(replace(current, clients=self.method.sample(self.state, current, idle)))
-            self._dispatches += 1
+        return bool(slots)
 
     def _repeat(self, clock: ReplayClock, number: int, free: Collection[int]) -> None:
         """Send the visits of an earlier run out that had begun by now; those that never ended are not in its record."""
@@ -97,7 +130,7 @@ class Visits(OpenVisits):
             if float(event["start"]) > visits.now or event["slot"] not in slots:
                 break
             slots.remove(event["slot"])
-            self._dispatch(self.round_of(number, 0, (int(event["client"]),), (int(event["slot"]),)))
+            self._dispatch(self._round(number, 0, (int(event["client"]),), (int(event["slot"]),)))
         if not visits.open:
             raise ConfigError(
                 f"clock.events: no visit of the record is under way after {visits.now:.5g} s. So this is another run, "
@@ -116,24 +149,102 @@ class Visits(OpenVisits):
         """Begin the visits of ``current.slots`` at ``current.clients``."""
         visits, tasks = self.visits, {task.slot: task for task in self.method.dispatch(self.state, current)}
         for slot, client in zip(current.slots, current.clients):
-            number = 1 + visits.dispatched // self.slots
+            number = 1 + visits.dispatched // self.k
             if client not in visits.last_asked:
                 visits.lead.made[client] = visits.lead.usual([o for o in self.available if o in visits.last_asked])
             before, repeat = visits.last_asked.get(client, (0, 0))
             repeat = repeat + 1 if before == number else 0
             visits.last_asked[client] = number, repeat
-            place = self.round_of(number, repeat, (client,), (slot,))
+            place = self._round(number, repeat, (client,), (slot,))
             (payload,) = self.payloads(place, [tasks[slot]])
-            nbytes, now = payload.nbytes + payload.reply_nbytes, visits.now
-            finish, trained = self.time.plan(visits.dispatched, client, self.visit(place), now, nbytes)
-            about = (visits.dispatched, slot, client, number, repeat, now, finish, trained, visits.accepted)
-            visits.open.append(Visit(*about, tasks[slot]))
+            nbytes, store = payload.nbytes + payload.reply_nbytes, self.visit_number(place)
+            finish, trained = self.time.plan(visits.dispatched, client, store, visits.now, nbytes)
+            about = (visits.dispatched, slot, client, number, repeat, visits.now, finish, trained, visits.accepted)
+            visits.open.append(OpenVisit(*about, tasks[slot]))
             visits.dispatched += 1
+
+    def _ask(self, needed: Collection[int] = ()) -> set[int]:
+        """Send what has not been sent, the visit that ends first before the others; return the clients.
+
+        A visit that must end after the last planned round is not sent unless its slot is `needed` after all.
+        """
+        asked, ends = set[int](), sorted(visit.finish for visit in self.visits.open)
+        left = max(self.settings.rounds * self.k - self.visits.finished, 0)
+        horizon = ends[left - 1] if 0 < left <= len(ends) else math.inf
+        for visit in sorted(self.visits.open, key=lambda one: (one.finish, one.slot)):
+            if visit.slot in self.slots or not visit.trained or (visit.finish > horizon and visit.slot not in needed):
+                continue
+            current = self._round(visit.round, visit.repeat, (visit.client,), (visit.slot,))
+            asked.add(visit.client)
+            if visit.asked:  # by the process before this one, which has counted it
+                self.ledger.clients.requests[visit.client] -= 1
+            visit.asked, place = True, self._place(visit)
+            limit = self.time.deadline_s if isinstance(self.time, RealClock) else None
+            payloads = self.payloads(current, [visit.task])
+            about = self.visit_number(current), place, {"visit": visit.index}, limit
+            self.exchange.send(self.exchange.add(current, payloads, *about))
+            slot = self.slots[visit.slot]
+            if slot.over or slot.inherited:
+                visit.finish = self._ends.get((place.number, place.exchange), visit.finish)
+        return asked
+
+    # ---- replies ------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        """Return the seconds of the real clock, later than the last event."""
+        return self.time.now(self.visits.now) if isinstance(self.time, RealClock) else self.visits.now
+
+    def _arrived(self, upload: Upload) -> None:
+        """Note when an upload arrived on the real clock."""
+        if isinstance(self.time, RealClock):
+            upload.metrics = {**upload.metrics, ARRIVED: self._now()}
+
+    def _lost(self, slot: Slot) -> None:
+        """Note that no reply of a visit can come any more."""
+        visit = next(one for one in self.visits.open if one.index == slot.label["visit"])
+        visit.finish = self._now() if isinstance(self.time, RealClock) else visit.finish
+        if self.ledger.log is not None:
+            self.ledger.log.end(slot.place, visit.finish)
+
+    def stray(self, reply: Message) -> None:
+        """Take a reply that somebody else has pulled from the grid."""
+        self.exchange.take([reply])
+
+    def _next_group(self, asked: set[int]) -> list[OpenVisit]:
+        """Return the visits that end next, by slot, when their replies are there; on the real clock always one."""
+        visits = self.visits
+        if isinstance(self.time, RealClock):
+            self.exchange.collect(lambda: bool(self._settled()))
+            return self._settled()[:1]
+        first = min(visit.finish for visit in visits.open)
+        if math.isinf(first):
+            raise FederationError(f"No visit of round {self.report.round} ever ends: lower the seconds of devices.")
+        group = sorted((visit for visit in visits.open if visit.finish == first), key=lambda one: one.slot)
+        asked |= self._ask([visit.slot for visit in group])
+        self.exchange.collect(lambda: not any(v.slot in self.slots and self.slots[v.slot].waiting for v in group))
+        return group
+
+    def _settled(self) -> list[OpenVisit]:
+        """Return the open visits whose reply is there or cannot come any more, in the order in which they ended."""
+        ended = [one for one in self.visits.open if one.slot in self.slots and not self.slots[one.slot].waiting]
+        for visit in ended:
+            if (upload := self.slots[visit.slot].upload) is not None and isinstance(self.time, RealClock):
+                visit.finish = float(upload.metrics[ARRIVED])
+        return sorted(ended, key=lambda one: (one.finish, one.index))
+
+    def saved(self) -> None:
+        """Also write replies that have arrived but not been used into the log, which a checkpoint has just emptied."""
+        super().saved()
+        for visit in self._settled() if self.ledger.log is not None else ():
+            if self.ledger.log is not None and (upload := self.slots[visit.slot].upload) is not None:
+                self.ledger.log.accept(self._place(visit), upload)
+            elif self.ledger.log is not None:
+                self.ledger.log.end(self._place(visit), visit.finish)
 
     # ---- what becomes of a group --------------------------------------------------------------------------------
 
-    def _handle(self, number: int, group: Sequence[Visit]) -> None:
-        """Hand the uploads of `group` to the method and free its slots."""
+    def _handle(self, number: int, index: int, group: Sequence[OpenVisit]) -> None:
+        """Hand the uploads of `group`, the round's group `index`, to the method and free its slots."""
         started, report, visits, tell = time.perf_counter(), self.report, self.visits, self.ledger.tell
         if isinstance(self.time, RealClock):  # no two at once
             group[0].finish = max(group[0].finish, math.nextafter(visits.now, math.inf))
@@ -141,38 +252,38 @@ class Visits(OpenVisits):
         uploads = [upload for visit in group if (upload := self._count(number, visit)) is not None]
         trained = {upload.slot for upload in uploads}
         if tell:
-            tell("uploads", {"round": number, "exchange": self._groups, "uploads": uploads})
+            tell("uploads", {"round": number, "exchange": index, "uploads": uploads})
             for one in group:
-                line = {"visit": one.index, "round": number, "group": self._groups, "slot": one.slot,
-                        "client": one.client, "start": one.start, "finish": one.finish,
-                        "accepted": one.slot in trained, "staleness": visits.accepted - one.seen}  # fmt: skip
+                line = {"visit": one.index, "round": number, "group": index, "slot": one.slot, "client": one.client,
+                        "start": one.start, "finish": one.finish, "accepted": one.slot in trained,
+                        "staleness": visits.accepted - one.seen}  # fmt: skip
                 tell("visit_ended", line)
         visits.open = [visit for visit in visits.open if visit not in group]
         visits.finished += len(group)
         clients, slots = tuple(visit.client for visit in group), tuple(visit.slot for visit in group)
-        last = visits.finished >= number * self.slots
-        current = replace(self.round_of(number, self._groups, clients, slots), budgets={}, last=last)
+        last = visits.finished >= number * self.k
+        current = replace(self._round(number, index, clients, slots), budgets={}, last=last)
         report.metrics.update(self.method.aggregate(self.state, current, uploads))
-        self._groups += 1
         visits.accepted += len(uploads)
         visits.queue.sort(key=lambda slot: slot in trained)  # stable: the longest waiting slots stay in front
         lost = {visit.client for visit in group if visit.slot not in trained}
         visits.resting = set() if uploads else visits.resting | lost
         report.seconds_aggregation += time.perf_counter() - started
 
-    def _count(self, number: int, visit: Visit) -> Upload | None:
+    def _count(self, number: int, visit: OpenVisit) -> Upload | None:
         """Count what `visit` cost and brought, tell how its requests ended, and return its upload, if it has one."""
-        report, upload, exchange = self.report, self.upload_of(visit), self.exchange_of.pop(visit.slot, None)
-        place = {"round": number, "visit": visit.index}
-        if exchange is not None:
-            self.add_costs(exchange)
-            exchange.place = place
-            tell_ends(exchange)
-            exchange.forget()
-        else:  # beyond the clock's deadline: nobody was asked, and yet a client was lost
+        report, place, ended = self.report, {"round": number, "visit": visit.index}, self.exchange.end(visit.slot)
+        upload = ended[0].upload if ended else None
+        self.add_costs(ended)
+        for slot in ended:
+            slot.label = place
+        if self.ledger.tell:
+            tell_ends(self.ledger.tell, ended, {})
+        if not ended:  # beyond the clock's deadline: nobody was asked, and yet a client was lost
             report.clients += 1
             if self.ledger.tell:
-                self.ledger.tell("request_ended", {**place, **never_asked(visit.slot, visit.client)})
+                line = line_of(LOST, slot=visit.slot, client=visit.client, detail=NOT_ASKED)
+                self.ledger.tell("request_ended", {**place, **line})
         self.visits.lead.ended(visit.client, accepted=upload is not None)
         if upload is None:
             report.dropped += 1
@@ -183,5 +294,5 @@ class Visits(OpenVisits):
             row.pop("local-accuracy", None)
         self._measured.append(row)
         upload.task, upload.seconds = visit.task, visit.finish - visit.start
-        self.ledger.clients.accepted[visit.client] = self.visit(self.round_of(visit.round, visit.repeat, (), ()))
+        self.ledger.clients.accepted[visit.client] = self.visit_number(self._round(visit.round, visit.repeat, (), ()))
         return upload

@@ -15,17 +15,20 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedcross.core.errors import UploadError
-from fedcross.strategies.wire.records import Arrays, Spec, decode, digest, encode, nbytes_of, spec_of
+from fedcross.strategies.wire.records import Arrays, Spec, decode, encode, nbytes_of, spec_of
+from fedcross.strategies.wire.records import digest as digest_of_groups
 
 if TYPE_CHECKING:  # a device's light process imports this module without torch
     from fedcross.strategies.method import Scalar, Task, Upload
 
+#: Arrays, or their specification.
+G = TypeVar("G", Arrays, Spec)
 EXTRA = "extra."
 #: Name of the record, and of its array, with the scales of coded arrays (:mod:`strategies.filters.compression`).
 SCALES = "scales"
@@ -46,17 +49,13 @@ SHOWN = 600
 
 @dataclass(frozen=True)
 class Payload:
-    """A task in the form in which it is sent, after the filters.
-
-    `arrays` and `scales` are the model as sent, coded perhaps (:mod:`strategies.filters.compression`); `received` is
-    the model that the client decodes and trains. `model` and `model_scales` are what the reply's must be.
-    """
+    """A task in the form in which it is sent, after the filters."""
 
     task: Task
-    arrays: Arrays
-    received: Arrays
-    model: Spec
-    scales: Arrays = field(default_factory=dict)
+    arrays: Arrays  # the model as sent, coded perhaps (strategies.filters.compression)
+    received: Arrays  # the model that the client decodes and trains
+    model: Spec  # what the reply's must be
+    scales: Arrays = field(default_factory=dict)  # of the coded arrays
     model_scales: Spec = field(default_factory=dict)
 
     @classmethod
@@ -77,65 +76,57 @@ class Payload:
 
 @dataclass(eq=False)
 class Request:
-    """A request without its message, which holds a copied model.
-
-    `origin` are the scalars that its reply must return; `sent` is the digest of its arrays, "" if nobody asks for it;
-    `made` is in seconds of ``time.monotonic``. `repeatable`: neither a repetition nor repeated.
-    """
+    """A request without its message, which holds a copied model."""
 
     payload: Payload
     node: int
-    origin: Mapping[str, str | int]
+    origin: Mapping[str, str | int]  # the scalars that its reply must return
     down: int
-    sent: str = ""
-    repeatable: bool = True
+    digest: str = ""  # of its arrays, if anybody asks for it
+    repeatable: bool = True  # neither a repetition nor repeated
     answered: bool = False
     made: float = field(default_factory=time.monotonic)
 
 
 def request(
-    payload: Payload, node: int, config: Mapping[str, Scalar], ttl_s: float, *, packed: bool = False, sent: str = ""
+    payload: Payload, node: int, config: Mapping[str, Scalar], ttl_s: float, *, packed: bool = False, digest: str = ""
 ) -> tuple[Message, Request]:
-    """Return the Flower message that carries `payload`, with digest `sent`, to `node`; and what is known of it.
+    """Return the Flower message that carries `payload`, with this digest, to `node`; and what is known of it.
 
     `config` are all scalars, also the task's; ``run``, ``round`` and ``exchange`` are among them.
     """
-    content = RecordDict({"arrays": encode(payload.arrays, packed)})
-    for name, arrays in payload.task.extras.items():
-        content[EXTRA + name] = encode(arrays, packed)
-    if payload.scales:
-        content[SCALES] = encode(payload.scales, packed)
     task = payload.task
+    groups = groups_of(payload.arrays, task.extras, payload.scales)
+    content = RecordDict({name: encode(group, packed) for name, group in groups.items()})
     values: dict[str, Any] = {**config, "client": task.client, "slot": task.slot, "nonce": secrets.token_hex(16)}
     content["config"], group = ConfigRecord(values), str(values["round"])
     message = Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl_s, group_id=group)
-    return message, Request(payload, node, {name: values[name] for name in ORIGIN}, payload.nbytes, sent)
+    return message, Request(payload, node, {name: values[name] for name in ORIGIN}, payload.nbytes, digest)
 
 
 def digest_of(content: Payload | Upload) -> str:
     """Return the SHA-256 of all arrays of a payload or upload, with their groups, names, shapes and dtypes."""
     extras = content.task.extras if isinstance(content, Payload) else content.extras
-    groups = {"arrays": content.arrays, **{EXTRA + name: arrays for name, arrays in extras.items()}}
-    return digest({**groups, SCALES: content.scales} if content.scales else groups)
+    return digest_of_groups(groups_of(content.arrays, extras, content.scales))
+
+
+def groups_of(model: G, extras: Mapping[str, G], scales: G | None) -> dict[str, G]:
+    """Return what a message holds of each: record name -> arrays, or their specification."""
+    found = {"arrays": model, **{EXTRA + name: group for name, group in extras.items()}}
+    return {**found, SCALES: scales} if scales else found
 
 
 # ---- replies ------------------------------------------------------------------------------------------------------
 
 
 def answer(
-    asked_for: RecordDict,
-    arrays: Arrays,
-    extras: Mapping[str, Arrays],
-    num_examples: int,
-    metrics: Mapping[str, float],
-    scales: Arrays | None = None,
-) -> RecordDict:
+    asked_for: RecordDict, arrays: Arrays, extras: Mapping[str, Arrays], num_examples: int,
+    metrics: Mapping[str, float], scales: Arrays | None = None,
+) -> RecordDict:  # fmt: skip
     """Return the content of the client's answer to a message with content `asked_for`, packed if that is."""
     asked, model = asked_for.config_records["config"], asked_for.array_records["arrays"]
-    content = RecordDict({"arrays": encode(arrays, model)})
-    groups = {EXTRA + name: group for name, group in extras.items()} | ({SCALES: scales} if scales else {})
-    for name, group in groups.items():
-        content[name] = encode(group, model)
+    groups = groups_of(arrays, extras, scales)
+    content = RecordDict({name: encode(group, model) for name, group in groups.items()})
     content["config"] = ConfigRecord({name: asked[name] for name in ORIGIN})
     content["metrics"] = MetricRecord({"num-examples": num_examples, **metrics})
     return content
@@ -170,14 +161,9 @@ def check(message: Message, asked: Request, *, nonce: bool = True) -> dict[str, 
 
     Nothing that a client sends is trusted: every field is compared with the request, and arrays with the declared
     model before memory is allocated for them. Without `nonce`, as for plain Flower clients, the reply need not return
-    the request's scalars.
-
-    Raises
-    ------
-    UploadError
-        With reason ``lost`` (the SuperLink has no reply), ``client_error``, ``malformed_message``, ``wrong_round``,
-        ``wrong_slot``, ``wrong_nonce``, ``bad_examples``, ``bad_metrics`` or one of
-        :func:`strategies.wire.records.decode`.
+    the request's scalars. Reasons of an UploadError: ``lost`` (the SuperLink has no reply), ``client_error``,
+    ``malformed_message``, ``wrong_round``, ``wrong_slot``, ``wrong_nonce``, ``bad_examples``, ``bad_metrics``, and
+    those of :func:`strategies.wire.records.decode`.
     """
     if message.has_error():
         gone = message.error.code in UNDELIVERED and message.metadata.src_node_id == SUPERLINK_NODE_ID
@@ -188,8 +174,7 @@ def check(message: Message, asked: Request, *, nonce: bool = True) -> dict[str, 
     content, payload = message.content, asked.payload
     if nonce:
         _check_origin(message, asked)
-    specs = {"arrays": payload.model, **{EXTRA + name: spec for name, spec in payload.task.returns.items()}}
-    specs |= {SCALES: payload.model_scales} if payload.model_scales else {}
+    specs = groups_of(payload.model, payload.task.returns, payload.model_scales)
     if wrong := (set(content) - {"config"}) ^ {"metrics", *specs}:
         raise UploadError("malformed_message", f"record {str(min(map(str, wrong)))[:80]!r} missing or not asked for")
     if "metrics" not in content.metric_records or not specs.keys() <= content.array_records.keys():
@@ -197,9 +182,9 @@ def check(message: Message, asked: Request, *, nonce: bool = True) -> dict[str, 
     examples, metrics = check_metrics(content.metric_records["metrics"])
     found = {name: decode(content.array_records[name], spec) for name, spec in specs.items()}
     nbytes = sum(array.nbytes for arrays in found.values() for array in arrays.values())
-    upload = {"arrays": found.pop("arrays"), "scales": found.pop(SCALES, {}), "nbytes": nbytes}
-    upload["extras"] = {name.removeprefix(EXTRA): group for name, group in found.items()}
-    return upload | {"num_examples": examples, "metrics": metrics}
+    facts = {"num_examples": examples, "metrics": metrics, "nbytes": nbytes}
+    upload = {"arrays": found.pop("arrays"), "scales": found.pop(SCALES, {}), **facts}
+    return upload | {"extras": {name.removeprefix(EXTRA): group for name, group in found.items()}}
 
 
 def proves(message: Message, asked: Request) -> bool:
@@ -239,15 +224,14 @@ def check_metrics(record: MetricRecord) -> tuple[int, dict[str, float]]:
     """
     if len(record) > MAX_METRICS:
         raise UploadError("bad_metrics", f"{len(record)} metrics, {MAX_METRICS} at most")
-    examples = record.get("num-examples")
-    if isinstance(examples, bool) or not isinstance(examples, int) or not 0 < examples <= MAX_EXAMPLES:
+    examples, metrics = record.get("num-examples"), dict[str, float]()
+    if type(examples) is not int or not 0 < examples <= MAX_EXAMPLES:
         raise UploadError("bad_examples", f"num-examples {str(examples)[:40]}, expected an integer from 1")
-    metrics: dict[str, float] = {}
     for name, value in record.items():
-        if name == "num-examples":
-            continue
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or abs(value) > LARGEST_METRIC or (name == "local-accuracy" and not 0 <= value <= 1):  # type: ignore[arg-type, operator]
-            raise UploadError("bad_metrics", f"{str(name)[:40]}={str(value)[:40]} is no number that it can have")
-        metrics[str(name)] = float(value)  # type: ignore[arg-type]
+        number = float(value) if type(value) in (int, float) else math.nan  # type: ignore[arg-type]
+        least, most = (0.0, 1.0) if name == "local-accuracy" else (-LARGEST_METRIC, LARGEST_METRIC)
+        if name != "num-examples":
+            if not least <= number <= most:
+                raise UploadError("bad_metrics", f"{str(name)[:40]}={str(value)[:40]} is no number that it can have")
+            metrics[str(name)] = number
     return examples, metrics

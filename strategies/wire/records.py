@@ -52,12 +52,11 @@ def nbytes_of(spec: Spec) -> int:
 
 
 def encode(arrays: Mapping[str, Array], packed: bool | ArrayRecord = False) -> ArrayRecord:
-    """Return an ArrayRecord that owns a copy of `arrays`, one Flower array each.
+    """Return an ArrayRecord that owns a copy of `arrays`: one Flower array each, or with `packed` one for all.
 
-    With `packed` they are one; a record in its place says whether they are by being packed itself.
+    A record in place of `packed` says which by being packed itself.
     """
-    wanted = packed if isinstance(packed, bool) else is_packed(packed)
-    if wanted and arrays and packable(spec := spec_of(arrays)):
+    if arrays and (packed if isinstance(packed, bool) else is_packed(packed)) and packable(spec := spec_of(arrays)):
         ordered = _ordered(spec)
         data = b"".join((_packed_header(ordered), *(_values(arrays[name]) for name, *_ in ordered)))
         return ArrayRecord({PACKED: FlowerArray(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)})
@@ -119,13 +118,8 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
     """Return read-only views into the bytes of `record`, which must match `spec` exactly; nothing in it is trusted.
 
     Names, shapes, dtypes and byte counts are compared before anything is allocated. An array in Fortran order is
-    copied. With `finite`, NaN and infinities are faults.
-
-    Raises
-    ------
-    UploadError
-        With reason ``missing_array``, ``extra_array``, ``wrong_dtype``, ``wrong_shape``, ``malformed_array`` or
-        ``non_finite``.
+    copied. With `finite`, NaN and infinities are faults. Reasons of an UploadError: ``missing_array``,
+    ``extra_array``, ``wrong_dtype``, ``wrong_shape``, ``malformed_array``, ``non_finite``.
     """
     if is_packed(record) and packable(spec):
         arrays = _unpack(record[PACKED], spec)
@@ -145,13 +139,7 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
 
 
 def views(record: ArrayRecord) -> Arrays:
-    """Return read-only views into the bytes of `record`, which the client's own server sent.
-
-    Raises
-    ------
-    UploadError
-        If an array is not what its own declaration says.
-    """
+    """Return read-only views into the bytes of `record`, from the client's own server; an UploadError if damaged."""
     if is_packed(record):
         return _unpack(record[PACKED])
     return {str(name): _decode_one(str(name), one, tuple(one.shape), one.dtype) for name, one in record.items()}

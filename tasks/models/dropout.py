@@ -13,23 +13,23 @@ from fedcross.core.randomness import key
 
 # SplitMix64 (Steele, Lea and Flood 2014): its increment, and multipliers of its mixing function, as signed numbers
 # because torch computes modulo 2^64 only on int64.
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
 _NEXT = 0x5851F42D4C957F2D
 _BITS = 53
 
 
-def _logical_shift(z: Tensor, bits: int) -> Tensor:
+def logical_shift(z: Tensor, bits: int) -> Tensor:
     """Shift int64 right, filling with zeros (torch's own shift repeats the sign)."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(z: Tensor) -> Tensor:
+def mix(z: Tensor) -> Tensor:
     """Return SplitMix64's mixing of int64 `z`, any shape; a bijection of 64-bit numbers."""
-    z = (z ^ _logical_shift(z, 30)) * _FIRST
-    z = (z ^ _logical_shift(z, 27)) * _SECOND
-    return z ^ _logical_shift(z, 31)
+    z = (z ^ logical_shift(z, 30)) * _FIRST
+    z = (z ^ logical_shift(z, 27)) * _SECOND
+    return z ^ logical_shift(z, 31)
 
 
 class Dropout(nn.Module):
@@ -57,9 +57,9 @@ class Dropout(nn.Module):
         shape = (x.shape[0], *(1,) * (x.dim() - 1)) if self.rows else x.shape
         count = x.shape[0] if self.rows else x.numel()
         index = torch.arange(1, count + 1, device=x.device)
-        uniform = _logical_shift(_mix(self.state + index * _GOLDEN), 64 - _BITS)
+        uniform = logical_shift(mix(self.state + index * GOLDEN), 64 - _BITS)
         kept = (uniform >= round(self.p * (1 << _BITS))).reshape(shape)
-        self.state.copy_(_mix(self.state ^ _NEXT))
+        self.state.copy_(mix(self.state ^ _NEXT))
         return x * (kept.to(x.dtype) * (1.0 / (1.0 - self.p)))
 
 

@@ -9,13 +9,7 @@ import torch
 from torch import nn
 
 from fedcross.analysis import cka, forgetting, tsne
-from fedcross.analysis.landscape import (
-    Point,
-    epsilon_sharpness,
-    filter_normalised,
-    largest_eigenvalue,
-    surface,
-)
+from fedcross.analysis.landscape import Point, epsilon_sharpness, filter_normalised, largest_eigenvalue, surface
 from fedcross.analysis.partition_plot import client_table, setup, sizes
 from fedcross.server.launch import launch
 from tests.support.command import subcommand

@@ -107,3 +107,13 @@ def test_sizes(count, expected):
 @pytest.mark.parametrize(("seconds", "expected"), [(8.06, "8.1 s"), (200, "3m 20s"), (7_500, "2h 05m")])
 def test_durations(seconds, expected):
     assert text.duration(seconds) == expected
+
+
+def test_comparisons_of_one_problem_do_not_change_those_of_another(tmp_path):
+    values = {"fedavg": (0.1, 0.2, 0.35), "fedcross": (0.3, 0.5, 0.6), "fedprox": (0.2, 0.2, 0.4)}
+    one = frame(
+        tmp_path, **{f"{name}_{seed}": [value] for name, all_ in values.items() for seed, value in enumerate(all_)}
+    )
+    alone, both = compare(one), compare(pd.concat([one, one.assign(problem="another")]))
+    assert both["holm"][both["problem"] != "another"].tolist() == alone["holm"].tolist()
+    assert alone["holm"].notna().all()

@@ -90,3 +90,8 @@ def test_an_attack_does_nothing_to_the_honest(tmp_path):
     bad = malicious(Attack(name="stealth"), 6, 1)
     attacked = run(tmp_path / "b", "rounds=1", "method=fedavg", "attack=stealth")
     assert same(attacked.driver.global_model(), mean) == (not bad & drawn)
+
+
+def test_as_many_clients_are_malicious_as_asked_for():
+    for seed in range(20):
+        assert len(malicious(Attack(name="scaling", clients=7), 10, seed)) == 7

@@ -21,7 +21,6 @@ from tests.support import visits as v
 from tests.support.toy import app, message
 
 CPU = torch.device("cpu")
-GIB = 2.0**30
 
 
 @pytest.fixture

@@ -41,13 +41,7 @@ def test_ten_rounds_of_averaging_equal_those_of_torch(name, theirs):
     assert (ours - reference).abs().max() < 1e-6
 
 
-ADAMW = (
-    "method=fedavg",
-    "train.optimizer=adamw",
-    "train.lr=0.01",
-    "train.weight_decay=0.1",
-    "train.epochs=2",
-)
+ADAMW = ("method=fedavg", "train.optimizer=adamw", "train.lr=0.01", "train.weight_decay=0.1", "train.epochs=2")
 
 
 @pytest.mark.slow

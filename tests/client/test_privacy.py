@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedcross.client import request
 from fedcross.client.cache import RunCache
 from fedcross.client.privacy import noise_source, protect
 from fedcross.conf.schema import Privacy, load
@@ -92,7 +93,9 @@ def test_the_statement_is_about_the_client_that_was_asked_most_often() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_states_its_epsilon_and_sends_nothing_exact(tmp_path: Path) -> None:
+def test_a_run_states_its_epsilon_and_sends_nothing_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, answer = [], request.answer
+    monkeypatch.setattr(request, "answer", lambda *parts: (answers.append(parts[3:5]), answer(*parts))[1])
     plain, noised = run(tmp_path / "plain"), run(tmp_path / "noised", *SEEDED)
     assert not same(plain.driver.global_model(), noised.driver.global_model())
     result = json.loads((tmp_path / "noised" / "result.json").read_text())
@@ -102,6 +105,7 @@ def test_a_run_states_its_epsilon_and_sends_nothing_exact(tmp_path: Path) -> Non
     assert [line["train_loss"] for line in lines] == [None] * 3
     assert "privacy" not in json.loads((tmp_path / "plain" / "result.json").read_text())
     with_system = run(tmp_path / "system", *ON)
+    assert answers[-1] == (1, {})
     assert not same(with_system.driver.global_model(), noised.driver.global_model())
 
 

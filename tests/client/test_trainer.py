@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import nn
 
 from fedcross.client.cache import one_thread
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.trainer import Moments, batches, later, step, train
+from fedcross.client.trainer import Moments, augmentation_stream, batches, later, step, train
 from fedcross.conf.schema import Train
 from fedcross.core.settings import Settings
 from fedcross.strategies.objective import Objective, Visit
@@ -60,12 +62,12 @@ def test_two_steps_with_momentum_and_weight_decay_by_hand():
     np.testing.assert_allclose(trained.loss, (np.log(2) + np.log1p(np.exp(-0.5))) / 2, rtol=1e-6)
 
 
-def test_the_loss_of_one_example_and_of_none():
-    net, settings = ModuleNet(Line(), torch.device("cpu")), Train(lr=0.5, epochs=1, batch=1)
-    for n, loss in ((1, np.log(2)), (0, 0)):
+def test_the_loss_is_the_mean_over_examples_also_of_a_short_last_batch_and_of_none():
+    net, settings = ModuleNet(Line(), torch.device("cpu")), Train(lr=0.5, epochs=1, batch=2)
+    for n, loss in ((3, np.log(2)), (1, np.log(2)), (0, 0)):
         x, y = torch.ones(n, 1), torch.zeros(n, dtype=torch.int64)
-        trained = train(net, Objective(Settings()), visit_of(net, x, y), {}, settings)
-        assert trained.steps == n
+        trained = train(net, Objective(Settings()), visit_of(net, x, y, lr=0.0), {}, settings)
+        assert trained.steps == n - n // 2
         np.testing.assert_allclose(trained.loss, loss, rtol=1e-6)
 
 
@@ -140,6 +142,66 @@ def test_a_step_of_many_models_is_the_step_of_each():
         torch.testing.assert_close(kept, momentum[i])
 
 
+def test_the_rate_of_a_model_on_a_gpu_is_a_tensor_and_changes_no_bit():
+    settings = Train(lr=0.1, epochs=1, batch=1)
+    one, other = torch.randn(50), torch.randn(50)
+    found = []
+    for lr in (0.1, torch.tensor(0.1)):
+        flat = one.clone()
+        step(flat, other.clone(), Moments(torch.zeros(50), torch.zeros(0)), lr, settings)
+        found.append(flat)
+    assert torch.equal(*found)
+
+
+def test_the_objective_sets_the_rate_of_each_of_the_planned_steps():
+    # As in the first test g = (-.5, .5); rates .5 * .5 and 0: w = -.25 g. Seven examples are three batches an epoch.
+    seen = []
+
+    class Slowing(Objective):
+        def rate(self, number, steps):
+            seen.append((number, steps))
+            return 0.5 if number == 0 else 0.0
+
+    for n, batch, steps in ((1, 1, 2), (7, 3, 6)):
+        net = ModuleNet(Line(), torch.device("cpu"))
+        x, y = torch.ones(n, 1), torch.zeros(n, dtype=torch.int64)
+        trained = train(net, Slowing(Settings()), visit_of(net, x, y), {}, Train(lr=0.5, epochs=2, batch=batch))
+        np.testing.assert_allclose(trained.flat.numpy(), [0.125, -0.125], atol=1e-6)
+        assert seen == [(number, steps) for number in range(steps)]
+        seen.clear()
+
+
+def test_every_batch_is_augmented_with_the_visits_own_stream():
+    # The input 0 has no gradient; as 1 it has (-.5, .5), and w = -.5 g.
+    drawn = []
+
+    def augment(x, generator):
+        drawn.append(torch.rand(2, generator=generator))
+        return x + 1
+
+    net = ModuleNet(Line(), torch.device("cpu"))
+    visit = visit_of(net, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+    trained = train(net, Objective(Settings()), visit, {}, Train(lr=0.5, epochs=1, batch=1), augment)
+    np.testing.assert_allclose(trained.flat.numpy(), [0.25, -0.25], atol=1e-6)
+    assert [one.tolist() for one in drawn] == [torch.rand(2, generator=augmentation_stream(visit)).tolist()]
+
+
+def test_an_objective_that_takes_the_gradient_elsewhere_by_hand():
+    # w = 0, elsewhere w = (ln 3, 0): p = (.75, .25), g = (-.25, .25), w = -.5 g. Without a way: g = (-.5, .5) at 0.
+    class Elsewhere(Objective):
+        way = torch.tensor([np.log(3.0), 0.0], dtype=torch.float32)
+
+        def ascent(self, flat, gradient, prepared):
+            return self.way
+
+    for way, expected in ((Elsewhere.way, 0.125), (None, 0.25)):
+        net, objective = ModuleNet(Line(), torch.device("cpu")), Elsewhere(Settings())
+        objective.way = way
+        visit = visit_of(net, torch.ones(1, 1), torch.zeros(1, dtype=torch.int64))
+        trained = train(net, objective, visit, {}, Train(lr=0.5, epochs=1, batch=1))
+        np.testing.assert_allclose(trained.flat.numpy(), [expected, -expected], atol=1e-6)
+
+
 def test_a_short_last_batch_is_kept_and_every_example_is_seen_once_an_epoch():
     net = ModuleNet(Line(), torch.device("cpu"))
     x, y = torch.arange(7.0).reshape(7, 1), torch.zeros(7, dtype=torch.int64)
@@ -187,3 +249,10 @@ def test_threads_are_put_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_augmentation_is_drawn_anew_for_every_visit():
+    net = ModuleNet(Line(), torch.device("cpu"))
+    one = visit_of(net, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
+    visits = [replace(one, **changes) for changes in ({}, {"exchange": 1}, {"round": 4}, {"client": 1}, {"seed": 2})]
+    assert len({float(torch.rand(1, generator=augmentation_stream(visit))) for visit in visits}) == len(visits)

@@ -121,18 +121,8 @@ def test_no_setting_of_the_server_reaches_a_device():
 
 # ---- every file ---------------------------------------------------------------------------------------------------
 
-NEEDED = {"partition/indices": ["partition.file=o.json"], "engine/remote": list(REMOTE[1:]), "model/own": None}
 FILES = sorted(CONF.glob("*/[!_]*.yaml"))
-GROUPS = ("task", "model", "partition", "method", "engine", "devices", "attack", "logger")
 EXPERIMENTS = sorted((CONF / "experiment").rglob("[!_]*.yaml"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", [one for one in FILES if one.parent.name in GROUPS], ids=lambda path: path.stem)
-def test_every_choice_composes_and_is_valid(path):
-    needed = NEEDED.get(f"{path.parent.name}/{path.stem}", [])
-    if needed is not None:
-        load([f"{path.parent.name}={path.stem}", *needed])
 
 
 @pytest.mark.slow

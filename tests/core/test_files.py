@@ -53,3 +53,11 @@ def test_a_line_that_a_crash_cut_off_is_ended(tmp_path):
     with open_lines(tmp_path / "log") as lines:
         lines.write("next\n")
     assert (tmp_path / "log").read_text() == '{"a": 1}\n{"b"\nnext\n'
+
+
+def test_a_symbolic_link_is_not_written_through(tmp_path):
+    (tmp_path / "other").write_text("kept")
+    (tmp_path / "lines").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic"):
+        open_lines(tmp_path / "lines")
+    assert (tmp_path / "other").read_text() == "kept"

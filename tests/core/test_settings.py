@@ -34,7 +34,7 @@ DECLARED = tomllib.loads((import_root() / "pyproject.toml").read_text())["tool"]
         ("train.lr=true", "train.lr=true: must be a number."),
         ("rounds=1.5", "rounds=1.5: must be a whole number."),
         ("method.alpha=2", "method.alpha=2: must be from 0.5 to 1."),
-        ("method.alpha=abc", "method.alpha=abc: must be a number, or a schedule such as {"),
+        ("method.alpha=abc", "method.alpha=abc: must be from 0.5 to 1."),
         ("method.alpha={schedule:linear,start:0.5,rounds:3}", "method.alpha.end: this setting is required."),
         ("device=gpu", "device=gpu: must be written as auto or cpu or cuda"),
         ("log.audit=maybe", "log.audit=maybe: must be 'auto' or true or false."),

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedcross.core.paths import import_root
+from tests.support.strays import left_behind
 
 pytestmark = [pytest.mark.slow, pytest.mark.superlink]
 SETTINGS = (
@@ -91,4 +92,4 @@ def test_the_run_ends_by_itself(name: str, tmp_path: Path, reference: str, monke
         process.wait(60)
     assert process.returncode == 0, said[-3000:]
     assert digest(output) == reference, said[-3000:]
-    assert [*processes(("fedcross",), mark)] == []
+    assert left_behind(f"FEDCROSS_TEST={mark}", patience_s=60) == []

@@ -14,14 +14,7 @@ from fedcross.engines import ray
 from fedcross.server.launch import launch
 
 #: Digits, a pool of five models, all clients a round, three rounds, seed 1.
-SETTINGS = [
-    "task=digits",
-    "method.k=5",
-    "rounds=3",
-    "seed=1",
-    "train.epochs=2",
-    "logger=none",
-]
+SETTINGS = ["task=digits", "method.k=5", "rounds=3", "seed=1", "train.epochs=2", "logger=none"]
 #: Two devices: a third one costs ten seconds of a core and shows nothing more.
 CONFIGURATION = [*SETTINGS, "partition.clients=2", "clients_per_round=2"]
 

@@ -33,7 +33,7 @@ OVERRIDES = [
         "y=",
         "z=ä\ttab\nline",
     ],
-    [f"+long=[{','.join(map(str, range(60_000)))}]"],  # longer than one argument of a command may be
+    [f"+long=[{','.join(map(str, range(24_000)))}]"],  # longer than one argument of a command may be
 ]
 
 

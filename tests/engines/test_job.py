@@ -21,12 +21,6 @@ class Plain:
     """A grid that, like Flower's own, declares nothing."""
 
 
-class Waiting(LocalGrid):
-    """A grid of this machine that must be asked again."""
-
-    blocking = False
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_declares_what_it_can_do(name):
     declared = engine_of(find("engines", name, "engine")).CAPABILITIES

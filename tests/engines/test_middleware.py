@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from typing import Any
 
 import pytest
@@ -184,17 +183,17 @@ def test_the_limit_is_that_of_all_parts_of_a_body() -> None:
     assert caught.value.status == 413
 
 
-def test_a_device_without_work_hears_when_the_server_has_sent_something() -> None:
+def test_a_device_without_work_hears_when_the_server_has_sent_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "HOLD_S", 600)
+
     async def play() -> None:
         flower = Flower(b"", b"sent", b"message")
         guard = Guard(flower, TOKEN)
         waiting = asyncio.ensure_future(Call(guard, PULL, b"signed").run())
         await asyncio.sleep(0.1)
         assert not waiting.done()
-        began = time.monotonic()
         await Call(guard, PUSHES).run()
-        assert await waiting == (200, b"message")
-        assert time.monotonic() - began < 5
+        assert await asyncio.wait_for(waiting, 60) == (200, b"message")
         assert [one for one in flower.calls if one[0] == PULL] == [(PULL, b"signed")] * 2
 
     asyncio.run(play())
@@ -206,12 +205,12 @@ def test_waiting_has_an_end_and_a_device_that_is_gone_takes_no_message(monkeypat
         guard = Guard(flower, TOKEN)
         monkeypatch.setattr(middleware, "HOLD_S", 0.05)
         assert await Call(guard, PULL).run() == (200, b"")
-        monkeypatch.setattr(middleware, "HOLD_S", 60)
+        monkeypatch.setattr(middleware, "HOLD_S", 600)
         held = Call(guard, PULL)
         waiting = asyncio.ensure_future(held.run())
         await asyncio.sleep(0.05)
         held.cut()
-        assert await asyncio.wait_for(waiting, 5) == (0, b"")
+        assert await asyncio.wait_for(waiting, 60) == (0, b"")
         await Call(guard, PUSHES).run()
         assert flower.answers == [b"for somebody else"]
 

@@ -30,7 +30,8 @@ def test_what_was_saved_comes_back(tmp_path):
 
 
 def test_the_newest_stay_and_every_milestone(tmp_path):
-    assert saved(tmp_path, *range(1, 8), keep=2, milestone=3).rounds() == [3, 6, 7]
+    assert saved(tmp_path / "a", *range(1, 9), keep=2, milestone=3).rounds() == [3, 6, 7, 8]
+    assert saved(tmp_path / "b", *range(5), keep=1).rounds() == [4]
 
 
 @pytest.mark.parametrize("kept", [0, 7, 100, -3])
@@ -49,6 +50,9 @@ def test_a_renamed_checkpoint_is_passed_over_and_pushes_out_no_good_one(tmp_path
     assert checkpoints.latest()[0] == 2
     checkpoints.save(3, STATE, {"run": "x"})
     assert checkpoints.rounds() == [2, 3, 7]
+    shutil.copy(checkpoints.path(3), checkpoints.path(2))
+    with pytest.raises(StorageError, match="round"):
+        checkpoints.load(2)
     for name in ("round-x.safetensors", "round-1.safetensors", "notes.txt"):
         (checkpoints.folder / name).write_bytes(b"\xff")
     assert checkpoints.latest()[0] == 3
@@ -87,6 +91,12 @@ def test_scalars_and_numbers_in_another_byte_order_come_back(tmp_path):
     assert (arrays["big"].tolist(), arrays["big"].dtype) == ([1, 258], np.int32)
     assert (arrays["n"].shape, arrays["n"]) == ((), 3)
     assert (arrays["m"] == np.eye(3)[:, ::2]).all()
+
+
+def test_arrays_that_no_file_holds_are_refused(tmp_path):
+    with pytest.raises(StorageError, match="complex128"):
+        Checkpoints(tmp_path).save(1, State({"x": np.zeros(2, np.complex128)}, {}), {})
+    assert Checkpoints(tmp_path).rounds() == []
 
 
 def test_a_crash_leaves_no_checkpoint_without_its_digest(tmp_path, monkeypatch):

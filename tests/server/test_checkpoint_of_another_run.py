@@ -26,11 +26,13 @@ def test_a_state_of_the_same_method_is_restored(tmp_path):
     assert found.global_model()["w"].tolist() == [3, 3, 3]
 
 
-@pytest.mark.parametrize("kind", ["method", "size", "nothing"])
+@pytest.mark.parametrize("kind", ["method", "size", "single", "pool", "nothing"])
 def test_a_state_of_another_method_or_network_is_refused(tmp_path, kind):
     written = {"method": driver(FedAvg).checkpoint(), "size": driver(size=4).checkpoint(), "nothing": Packed({}, {})}
+    written |= {"single": driver(FedAvg, size=4).checkpoint(), "pool": driver().checkpoint()}
+    written["pool"].arrays["method.pool.rows"] = np.zeros((3, 5), np.float32)
     with pytest.raises(StorageError, match=r"round-000001\.safetensors"):
-        Checkpoints(tmp_path).restore(driver(), written[kind], 1)
+        Checkpoints(tmp_path).restore(driver(FedAvg if kind == "single" else FedCross), written[kind], 1)
 
 
 def test_where_nothing_was_written_nothing_is_found(tmp_path):

@@ -35,7 +35,7 @@ def equal(a, b):
 def written(tmp_path):
     """A log after checkpoint 2: round 3 drawn, its first exchange over, one reply of the second."""
     log = WriteAheadLog(tmp_path, "run", 2)
-    log.draw(3, [1, 4, 7])
+    log.draw(3, {1: 0.66, 4: 0.1 + 0.2, 7: 1.0})
     log.accept(FIRST, upload(4))
     log.accept(FIRST, upload(7, 1))
     log.end(FIRST)
@@ -46,8 +46,8 @@ def written(tmp_path):
 
 def test_what_was_accepted_comes_back(written):
     log = WriteAheadLog(written, "run", 2)
-    assert log.available(3) == [1, 4, 7]
-    assert log.available(4) is None
+    assert log.drawn(3) == {1: 0.66, 4: 0.1 + 0.2, 7: 1.0}
+    assert log.drawn(4) is None
     one, two = log.accepted(FIRST)
     assert equal(one, upload(4))
     assert equal(two, upload(7, 1))
@@ -57,23 +57,10 @@ def test_what_was_accepted_comes_back(written):
     assert log.accepted(SECOND) == []
 
 
-def test_the_widths_of_a_draw_come_back(tmp_path):
-    widths = {1: 0.66, 2: 0.4, 3: 0.4, 4: 1.0, 7: 0.1 + 0.2}
-    log = WriteAheadLog(tmp_path, "run", 0)
-    log.draw(1, [1, 2, 3, 4, 5, 7], widths)
-    log.draw(2, [1, 2], {})
-    log.draw(3, [1, 2])
-    log.close()
-    again = WriteAheadLog(tmp_path, "run", 0)
-    assert [again.widths(number) for number in (1, 2, 3, 4)] == [widths, {}, None, None]
-    assert again.available(1) == [1, 2, 3, 4, 5, 7]
-    assert "widths" not in list(records(log.path))[3][0]
-
-
 @pytest.mark.parametrize(("run", "after"), [("another", 2), ("run", 1), ("run", 3)])
 def test_the_log_of_another_run_or_checkpoint_is_not_used(written, run, after):
     log = WriteAheadLog(written, run, after)
-    assert log.available(3) is None
+    assert log.drawn(3) is None
     assert log.accepted(FIRST) == []
 
 

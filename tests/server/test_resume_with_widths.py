@@ -62,8 +62,7 @@ def lines(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "defence"),
-    [("fedcross", "true"), ("fedfan", "false"), ("heterofl", "true"), ("adaptivefl", "false")],
+    ("method", "defence"), [("fedcross", "true"), ("fedfan", "false"), ("heterofl", "true"), ("adaptivefl", "false")]
 )
 def test_a_resumed_run_is_the_same_to_the_bit(tmp_path, method, defence):
     """As the undisturbed one and the simulator's; the first process of each run knows all widths when it draws."""

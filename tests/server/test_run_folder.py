@@ -13,6 +13,7 @@ from fedcross.server.launch import check_events, launch, paths_of
 from fedcross.server.run_folder import (
     LOCK,
     FolderInUseError,
+    Lines,
     prepare,
     progress_of,
     refuse_used,
@@ -133,3 +134,8 @@ def test_a_copied_run_is_resumed_elsewhere_to_the_bit(finished, tmp_path):
     copy = fedcross.run(f"resume={tmp_path / 'copy'}", "rounds=2").folder
     assert (whole / "model.safetensors").read_bytes() == (copy / "model.safetensors").read_bytes()
     assert json.loads((copy / "result.json").read_text())["rounds"] == 2
+
+
+def test_a_line_that_a_crash_has_cut_off_does_not_count(tmp_path):
+    (tmp_path / "lines").write_text("whole\ncut")
+    assert Lines(tmp_path / "lines").read() == ["whole"]

@@ -2,12 +2,13 @@
 
 import json
 import math
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedcross.core.errors import ConfigError, FederationError
+from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.server.announce import ending
 from fedcross.tasks.scoring import Score
 from tests.support.federation import run, same, session
@@ -161,3 +162,20 @@ def test_privacy_ends_with_epsilon_and_counts_requests_of_a_resumed_run(tmp_path
     assert found["privacy"]["uploads"] == 2
     assert "epsilon" in ending(found, tmp_path)
     assert len((tmp_path / "requests.jsonl").read_text().splitlines()) == 12  # 6 of the first process, 6
+
+
+def test_the_log_of_replies_is_emptied_only_after_a_checkpoint_is_on_disk(tmp_path, monkeypatch):
+    one = session(tmp_path)
+    one.reply_log = Mock()
+    monkeypatch.setattr(one.checkpoints, "save", Mock(side_effect=StorageError("full")))
+    with pytest.raises(StorageError):
+        one._checkpoint(1)
+    one.reply_log.restart.assert_not_called()
+
+
+def test_validation_judges_the_full_model_alone(tmp_path):
+    one = run(tmp_path, "method=heterofl", "method.widths=[1.0,0.5]", "task.validation=0.3", "rounds=1")
+    full, arrays = next(iter(one.driver.evaluation().widths.items()))
+    assert full.ratio == 1
+    expected = one.evaluator.score(arrays, full, held_out=True)
+    assert lines(tmp_path)[-1]["validation_accuracy"] == expected.accuracy

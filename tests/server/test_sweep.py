@@ -64,13 +64,10 @@ def test_short_names_are_replaced_and_printed(capsys):
         (["resume="], "no folder"),
         (["resume=nowhere"], "no such run folder"),
         (["output=~/x"], "does not know ~"),
-        (["output=läuf"], "output='läuf'"),
-        (["output=a=b"], "output='a=b'"),
         (["metod=fedavg"], "'method'"),
         (["method=fedav"], "'fedavg'"),
         (["method=fedavg", "alpha=0.9"], "no setting alpha"),
         (["report=x"], "fedcross report"),
-        (["rounds=1,2"], "Add -m"),
     ],
 )
 def test_wrong_command_lines_are_refused_in_words(arguments, word):

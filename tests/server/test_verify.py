@@ -6,6 +6,7 @@ import pytest
 
 from fedcross.analysis.records import record
 from fedcross.core.errors import DataError
+from fedcross.server.commands import record as commands
 from fedcross.server.commands.record import verify
 from fedcross.server.launch import launch
 
@@ -57,3 +58,9 @@ def test_what_cannot_be_compared_says_so(table, tmp_path):
     (found,) = verify(tmp_path)
     assert found.same is None
     assert "method.unheard_of" in found.detail
+
+
+def test_the_command_fails_unless_every_record_is_confirmed(monkeypatch, capsys):
+    for same, code in ((True, 0), (None, 1), (False, 1)):
+        monkeypatch.setattr(commands, "verify", lambda *_, same=same: [commands.Compared("a", 1, same, "")])
+        assert commands.main(["verify", "small"]) == code

@@ -188,7 +188,7 @@ def test_a_run_with_batch_normalisation_resumes_to_the_bit(tmp_path):
     ("own", "said"),
     [
         (["method.widths=[0.66,0.4]"], "give 1.0, the full model"),
-        (["method.widths=[1.0]"], "and a smaller one"),
+        (["method.widths=[1.0]"], "at least 2"),
         (["method.starts=[1,1]"], "there twice"),
         (["method.starts=[-1]"], "0"),
     ],

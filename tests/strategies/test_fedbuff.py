@@ -41,13 +41,3 @@ def test_a_run_that_takes_no_step_says_so_at_its_end(caplog):
     method.state.count = 0
     method.aggregate(method.round(10), [upload])
     assert "has taken no step" in caplog.text
-
-
-def test_a_large_integer_that_no_client_changes_stays_as_it_is():
-    """float64 does not have 2**53 + 1."""
-    method = started(FedBuff, k=1, buffer=1)
-    method.model["n"] = np.array(2**53 + 1)
-    sent = method.send(0)
-    method.aggregate(method.round(1), [Upload(0, 0, {**sent.arrays, "w": np.ones(1, np.float32)}, {}, 1, {})])
-    assert method.global_model()["w"] == 1
-    assert method.global_model()["n"] == 2**53 + 1

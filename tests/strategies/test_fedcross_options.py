@@ -343,10 +343,10 @@ def test_faults_of_the_configuration(override, word):
     assert word in str(caught.value)
 
 
-def test_shares_are_checked_in_every_round_that_has_propellers():
-    # Two propellers of .5 leave the own model 0, in round 1 alone.
+def test_propellers_leave_the_own_model_a_share():
+    # Two propellers of .5 leave the own model 0.
     stages = [{"until": 1, "value": "propellers"}, {"value": "cross"}]
-    with pytest.raises(ConfigError, match="in round 1, it must be above 0"):
+    with pytest.raises(ConfigError, match="propeller_weighting"):
         begun(3, mode={"schedule": "staged", "stages": stages}, propeller_weighting="each", alpha=0.5)
 
 

@@ -15,7 +15,7 @@ from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.method import Start
 from fedcross.strategies.round.clock import budgets_of
 from fedcross.tasks.models.width import FULL, Width
-from tests.strategies.parts.test_corners import PLAN, full
+from tests.strategies.pool.test_widths import PLAN, full
 from tests.support.federation import SMALL, run, same, session
 from tests.support.slices import POOL, THREE
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcross.strategies.feddecorr import EPSILON, decorrelation
+from fedcross.strategies.feddecorr import decorrelation
 from tests.support.bench import descent, play, two_layers
 
 
@@ -15,7 +15,7 @@ def penalty_slope(z):
     """
     n = len(z)
     c = z - z.mean(0)
-    v = (c**2).sum(0) / (n - 1) + EPSILON
+    v = (c**2).sum(0) / (n - 1) + 1e-8
     p = c[:, 0] @ c[:, 1] / np.sqrt(v[0] * v[1])
     slopes = [c[:, 1 - j] / np.sqrt(v[0] * v[1]) - p * c[:, j] / ((n - 1) * v[j]) for j in (0, 1)]
     return 2 * p / n * np.stack(slopes, axis=1)

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcross.strategies.feddyn import FedDyn, FedDynParams
+from fedcross.strategies.feddyn import Dual, FedDyn, FedDynParams
 from fedcross.strategies.objective import Objective
-from fedcross.strategies.parts.duals import Dual
 from tests.support.bench import check_batched, descent, forgetful, play, states, two_layers
 from tests.support.federation import run, same
 from tests.support.single import arrays, begun, feed

@@ -10,7 +10,7 @@ import pytest
 from fedcross.strategies.fedfan import FedFan
 from fedcross.strategies.method import Round, Upload
 from fedcross.tasks.models.width import FULL, Width
-from tests.strategies.parts.test_corners import PLAN, full
+from tests.strategies.pool.test_widths import PLAN, full
 from tests.strategies.test_fedfan import PLAIN, own_share
 from tests.support.command import subcommand
 from tests.support.federation import run, same, session

@@ -15,10 +15,9 @@ from fedcross.client.trainer import train
 from fedcross.conf.schema import Train, load
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedavg import FedAvg
-from fedcross.strategies.fedfusion import REFERENCE, SHARE, FedFusion, Fusion, frozen
+from fedcross.strategies.fedfusion import REFERENCE, SHARE, Blend, Concatenate, FedFusion, Fusion, frozen
 from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.objective import Batch, Objective, Trained, Visit
-from fedcross.strategies.parts.fusion import Blend, Concatenate
 from fedcross.strategies.registry import build_network
 from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models import create
@@ -242,7 +241,12 @@ def test_a_client_predicts_with_the_extractor_it_held_and_without_dropout():
     module.eval()
     with torch.no_grad():
         reference = module.features.get_submodule("extractor")(visit.x)
-        expected = torch.func.functional_call(module, params, (visit.x, reference))
+        z = torch.func.functional_call(
+            module.features,
+            {n.removeprefix("features."): p for n, p in params.items() if n.startswith("features")},
+            (visit.x, reference),
+        )
+        expected = torch.nn.functional.linear(z, params["classifier.weight"], params["classifier.bias"])
     torch.testing.assert_close(found, expected)
 
 
@@ -322,8 +326,8 @@ def test_evaluation_uses_the_extractor_that_clients_held():
         held[0].bias.fill_(7)
         reference = held(x)
         held[0].bias.fill_(9)
-        torch.testing.assert_close(network(x), network(x, reference))
-        assert not torch.allclose(network(x), network(x, held(x)))
+        torch.testing.assert_close(network(x), network.classifier(network.features(x, reference)))
+        assert not torch.allclose(network(x), network.classifier(network.features(x, held(x))))
 
 
 def test_current_inference_uses_one_extractor():
@@ -333,7 +337,7 @@ def test_current_inference_uses_one_extractor():
     assert set(method.global_model()) == set(network.state_dict())
     x = torch.randn(4, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        torch.testing.assert_close(network(x), network(x, network.features.extractor(x)))
+        torch.testing.assert_close(network(x), network.classifier(network.features(x, network.features.extractor(x))))
 
 
 # ---- the whole round -----------------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ def test_the_variate_of_the_server_by_hand():
     sent = {i: {"control": {"w": np.full(2, value, np.float32)}} for i, value in enumerate((1.0, 3.0))}
     feed(method, 1, arrays(2.0), arrays(4.0), extras=sent)
     assert method.total["w"].tolist() == [4, 4]
+    method.sample(2, range(8))  # N grows to 8: c stays 1
+    assert method.total["w"].tolist() == [8, 8]
 
 
 def test_batch_statistics_go_the_longer_step_and_counters_the_mean():

@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import Strategy
 import fedcross
 from fedcross.core.errors import ConfigError, FederationError
 from fedcross.engines.grid import LocalGrid
-from fedcross.strategies.stubs import path, stub
+from fedcross.strategies.stubs import PATH, stub
 from fedcross.strategies.wire.records import encode
 
 INITIAL = {"w": np.zeros(2, np.float32), "n": np.array(0, np.int64)}
@@ -102,4 +102,4 @@ def test_nobody_answers():
 
 
 def test_the_stub_is_up_to_date():
-    assert path().read_text() == stub()
+    assert PATH.read_text() == stub()

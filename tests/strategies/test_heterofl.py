@@ -23,7 +23,7 @@ from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.objective import Objective
 from fedcross.strategies.wire.records import encode
 from fedcross.tasks.models.width import FULL, Corners, Width, kept
-from tests.strategies.parts.test_corners import PLAN, full
+from tests.strategies.pool.test_widths import PLAN, full
 from tests.support.bench import TWO_STEPS, open_visit, two_layers
 from tests.support.federation import SMALL, run, same
 from tests.support.game import Game

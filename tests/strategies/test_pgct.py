@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedcross.strategies.objective import Batch
-from fedcross.strategies.parts.cross_training import GROUP, Learner, Prototypes
+from fedcross.strategies.parts.cross_training import GROUP, Learner
 from fedcross.strategies.pgct import PGCT
 from tests.support.plain import PlainNet
 
@@ -15,6 +15,10 @@ AXES = {
     "vectors": torch.eye(2, dtype=torch.float64),
     "present": torch.tensor([True, True]),
 }
+
+
+def held(vectors, present):
+    return {"vectors": np.array(vectors, np.float32), "present": np.array(present)}
 
 
 def loss(params, prepared=AXES):
@@ -43,8 +47,7 @@ def test_at_home_it_is_cross_entropy():
 
 def test_the_local_view_alone_travels():
     method = PGCT()
-    mine = Prototypes(np.ones((2, 3), np.float32), np.array([True, False]))
-    others = Prototypes(np.zeros((2, 3), np.float32), np.array([True, True]))
+    mine, others = held([[1.0] * 3] * 2, [True, False]), held([[0.0] * 3] * 2, [True, True])
     state = SimpleNamespace(learners={0: Learner({}, 1.0, 0, mine), 1: Learner({}, 1.0, 1, others)})
     sent = method.guidance(state, 0)[GROUP]
     assert sent["vectors"].tolist() == [[1.0] * 3] * 2

@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import functools
 import re
+from typing import Any
 
+import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
@@ -16,9 +18,26 @@ from omegaconf import DictConfig, open_dict
 from fedcross.conf import compose
 
 MOST = 512
+#: The entry of a task's defaults that chooses a model.
+OWN_MODEL = "override /model@_global_.model"
 #: An override of a single value, as opposed to one that chooses a file.
 VALUE = re.compile(r"\+{0,2}(\w+(\.\w+)*)=")
 GROUPS = {"hydra", "experiment", *(path.name for path in compose.CONF.iterdir() if path.is_dir())}
+
+
+def read_choice(group: str, name: str) -> dict[str, Any]:
+    """Return the settings of conf/GROUP/NAME.yaml over those of the files that its defaults name, without Hydra.
+
+    The model of a task's defaults is the entry ``default_model``.
+    """
+    own = yaml.safe_load((compose.CONF / group / f"{name}.yaml").read_text())
+    found: dict[str, Any] = {}
+    for one in own.pop("defaults", []):
+        if isinstance(one, str):
+            found |= read_choice(group, one) if one != "_self_" else {}
+        elif OWN_MODEL in one:
+            found["default_model"] = one[OWN_MODEL]
+    return found | own
 
 
 def compose_groups_once() -> None:

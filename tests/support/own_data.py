@@ -27,14 +27,6 @@ def write_csv(path: Path, rows: int) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def write_parquet(path: Path, rows: int) -> None:
-    """Write the same table as Parquet."""
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table(columns(rows)), path)
-
-
 def save(folder: Path) -> None:
     """Write four data sets of the library ``datasets``: ``numbers``, ``arrays``, ``texts``, ``pictures``."""
     from datasets import Array2D, ClassLabel, Dataset, DatasetDict, Features, Image, Value, disable_progress_bars

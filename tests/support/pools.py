@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedcross.strategies.method import Round, Upload
-from fedcross.strategies.parts.pooled import Slots
+from fedcross.strategies.parts.pooled import Pooled
 from fedcross.strategies.wire.records import Arrays
 from tests.support.game import Game
 
@@ -19,7 +19,7 @@ def model(value: float, entries: int = 3, count: int = 0) -> Arrays:
     return {**arrays, "mean": np.full(1, value, np.float32), "n": np.array(count, np.int64)}
 
 
-def begun(kind: type[Slots], k: int, start: Arrays | None = None, **values: Any) -> Any:
+def begun(kind: type[Pooled], k: int, start: Arrays | None = None, **values: Any) -> Any:
     """Return a method with k slots that start from `start`, a model of zeros unless given."""
     first = model(0.0) if start is None else start
     return Game(kind, first, {name for name in first if name.startswith("w")}, clients_per_round=k, **values)

@@ -58,9 +58,6 @@ def evaluate(message: Message, context: Context) -> Message:
 def message(client: int, how: str = "", length: int = 3, kind: str = "train") -> Message:
     """Return a request to `client` with an array of `length` numbers; `how` says what goes wrong."""
     content = RecordDict(
-        {
-            "arrays": ArrayRecord({"w": Array(np.full(length, float(client)))}),
-            "config": ConfigRecord({"how": how}),
-        }
+        {"arrays": ArrayRecord({"w": Array(np.full(length, float(client)))}), "config": ConfigRecord({"how": how})}
     )
     return Message(content, dst_node_id=FIRST_NODE + client, message_type=kind)

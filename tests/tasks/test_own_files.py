@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedcross.core.errors import ConfigError, DataError
 from fedcross.tasks import dataset, table, text
 from fedcross.tasks.base import Examples, Task
 from fedcross.tasks.partition import flwr_datasets, local, natural
+from fedcross.tasks.reading.tables import filled
 from tests.support.own_data import SHORT, save, write_csv
 
 
@@ -156,11 +158,7 @@ def divided(seed: int = 1, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "clients", "args"),
-    [
-        ("IidPartitioner", 8, {}),
-        ("DirichletPartitioner", 6, {"alpha": 0.5}),
-        ("NaturalIdPartitioner", None, {}),
-    ],
+    [("IidPartitioner", 8, {}), ("DirichletPartitioner", 6, {"alpha": 0.5}), ("NaturalIdPartitioner", None, {})],
 )
 def test_flowers_partitioners_divide_every_example_once(name, clients, args):
     parts = divided(partitioner=name, clients=clients, args=args)
@@ -185,3 +183,8 @@ def test_a_partitioner_that_cannot_be_used(settings, told):
         divided(**settings)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_empty_cells_are_filled_by_what_the_training_rows_say():
+    table = pd.DataFrame({"a": [1.0, 3.0, None, 100.0]})
+    assert filled(table, ["a"], table[:2], "mean")["a"].tolist() == [1.0, 3.0, 2.0, 100.0]

@@ -223,3 +223,11 @@ def test_groups_of_dirichlet_equal_draw_apart(monkeypatch):
     dirichlet_equal.split(dirichlet_equal.Params(clients=20, beta=100.0), toy([0] * 400), 0)
     assert len(sizes) == 2
     assert sizes[0] != sizes[1]
+
+
+def test_names_of_natural_clients_are_those_of_their_users():
+    task = replace(users_task(), user_names=("ann", "bob", "cid", "dan"))
+    for seed in range(5):
+        partition = natural.split(natural.Params(clients=2), task, seed)
+        owners = [task.user_names[int(task.train.users[part[0]])] for part in partition.train]
+        assert list(partition.names) == owners

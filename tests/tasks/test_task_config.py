@@ -2,8 +2,9 @@
 
 import pytest
 
-from fedcross.conf.compose import CONF, compose
+from fedcross.conf.compose import CONF
 from fedcross.core.settings import find, parse
+from tests.support.config_files import read_choice
 
 MODELS = {
     "arrays": "mlp",
@@ -25,10 +26,9 @@ MODELS = {
     [(group, path.stem) for group in ("task", "partition") for path in sorted((CONF / group).glob("*.yaml"))],
 )
 def test_every_setting_is_in_the_file_and_accepted_by_the_module(group, option):
-    more = ["partition.file=a.json"] if option == "indices" else []
-    config = compose([f"{group}={option}", "data_root=data", *more])
-    assert config["model"]["name"] == MODELS.get(option, config["model"]["name"]) or group == "partition"
-    values = dict(config[group])
+    values = read_choice(group, option) | ({"file": "a.json"} if option == "indices" else {})
+    model = values.pop("default_model", None)
+    assert model == MODELS.get(option, model)
     name = values.pop("name")
     module = find(
         "fedcross.tasks" if group == "task" else "fedcross.tasks.partition", values.pop("module", name), group

@@ -95,8 +95,7 @@ def test_shakespeare(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("x", "y"),
-    [("a" * 79, "b"), ("a" * 80, "bc"), ("a" * 79 + "\t", "b"), ("?" + "a" * 78 + "\u20ac", "b"), (5, "b")],
+    ("x", "y"), [("a" * 79, "b"), ("a" * 80, "bc"), ("a" * 79 + "\t", "b"), ("?" + "a" * 78 + "\u20ac", "b"), (5, "b")]
 )
 def test_shakespeare_damage_names_file_and_role(tmp_path, x, y):
     plays(tmp_path, OPHELIA=([x], [y]))

@@ -15,7 +15,6 @@ from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
 from fedcross.core.settings import Settings
 from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors, Trained, Visit, flatten
-from fedcross.strategies.parts.loss_random import normal
 from fedcross.tasks.models._split import Split
 from tests.support import visits as v
 
@@ -41,18 +40,6 @@ class Pulled(Objective):
 
     def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor:
         return prepared["mu"] * (flat - prepared["start"])
-
-
-class Noisy(Objective):
-    """Adds noise of the step to the scores."""
-
-    def prepare(self, visit: Visit) -> Prepared:
-        return {"key": torch.tensor(visit.client)}
-
-    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        scores = net.logits(params, buffers, batch.x)
-        noise = normal(prepared["key"], batch.step, 0, tuple(scores.shape), scores.dtype)
-        return batch.mean(functional.cross_entropy(scores + noise, batch.y, reduction="none"))
 
 
 def one_by_one(
@@ -124,6 +111,15 @@ def test_agrees_under_other_settings(changes: dict[str, Any]) -> None:
     found = train_batched(net, objective, [v.work(net, objective, c) for c in clients], v.settings(**changes))
     for a, b in zip(found, expected, strict=True):
         agree(a, b, EXACT)
+
+
+def test_agrees_under_adam_where_clients_end_apart() -> None:
+    net, objective, changes = v.small_net(norm=True), Objective(Settings()), {"optimizer": "adam", "momentum": 0.0}
+    clients = [v.visit(net, i, n) for i, n in enumerate((3, 20, 9))]
+    expected = one_by_one(net, objective, clients, **changes)
+    found = train_batched(net, objective, [v.work(net, objective, c) for c in clients], v.settings(**changes))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.flat, b.flat, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.server.commands.new_method import write
 from tests.support.command import subcommand
@@ -13,7 +14,7 @@ from tests.support.command import subcommand
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [False, True], ids=["method", "loss"])
-def test_the_files_run_and_pass_their_tests(tmp_path, capsys, loss):
+def test_the_files_run_and_pass_their_tests(tmp_path, capsys, monkeypatch, loss):
     assert subcommand("new-method")(["my_way2", str(tmp_path / "mine"), *(["--loss"] if loss else [])]) == 0
     assert "FEDCROSS_PATH=" in capsys.readouterr().out
     test = tmp_path / "mine" / "tests" / "test_my_way2.py"
@@ -22,6 +23,9 @@ def test_the_files_run_and_pass_their_tests(tmp_path, capsys, loss):
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout
+    if loss:
+        monkeypatch.setenv("FEDCROSS_PATH", str(tmp_path / "mine"))
+        assert load(["method=fedcross", "objective=my_way2"]).new_objective().__class__.__module__.endswith("my_way2")
 
 
 @pytest.mark.parametrize("name", ["My", "1a", "a-b", "class", "fedavg", "objective", "a__b", ""])

@@ -7,14 +7,7 @@ from collections import Counter
 import pytest
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.server.observers.messages import (
-    LOGGERS,
-    Bar,
-    PlainLines,
-    describe,
-    open_logger,
-    progress,
-)
+from fedcross.server.observers.messages import LOGGERS, Bar, PlainLines, describe, open_logger, progress
 from fedcross.server.observers.records import Requests, Visits
 
 RUN = {"run": "abc", "method": "fedcross", "task": "digits", "rounds": 4, "after_round": 0}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcross.strategies.method import Upload
-from fedcross.strategies.parts.control_variates import AGE, DECAY, ControlVariates, product
+from fedcross.strategies.parts.control_variates import AGE, DECAY, ControlVariates
 from fedcross.strategies.pool.pool import Layout
 
 START = {"w": np.zeros(2, np.float32), "b": np.zeros(1, np.float32), "mean": np.zeros(1, np.float32)}
@@ -126,9 +126,3 @@ def test_resume_goes_on_to_the_bit():
     assert list(one.rows) == list(other.rows)
     assert one.heard == other.heard
     assert one.heard[3] == 15
-
-
-def test_a_product_is_summed_in_float64():
-    ones = np.full(1 << 20, 1e-4, np.float32)
-    ones[0] = 1e4
-    assert product(ones, ones) == pytest.approx(1e8 + ((1 << 20) - 1) * float(np.float32(1e-4)) ** 2, rel=1e-12)

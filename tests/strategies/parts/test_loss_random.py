@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcross.strategies.parts import loss_random
-from fedcross.strategies.parts.loss_random import _GOLDEN, _mix, categorical, normal, uniform
+from fedcross.strategies.parts.loss_random import categorical, normal, uniform
+from fedcross.tasks.models.dropout import GOLDEN, mix
 
 KEY = torch.tensor(12345)
 
@@ -12,7 +13,7 @@ KEY = torch.tensor(12345)
 def test_mixing_is_splitmix64():
     # The generator's published test vector: seed 1234567, first three outputs.
     index = torch.arange(1, 4)
-    outputs = _mix(torch.tensor(1234567) + index * _GOLDEN)
+    outputs = mix(torch.tensor(1234567) + index * GOLDEN)
     assert [int(z) % 2**64 for z in outputs] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 

@@ -49,7 +49,6 @@ def test_which_corners_a_model_has():
     assert nested.corners(FULL) == [Width(0.66), Width(0.4)]
     assert nested.corners(Width(0.66)) == [Width(0.4)]
     assert nested.corners(Width(0.4)) == []
-    assert Nested(WIDTHS.model_copy(update={"nested": False})).corners(FULL) == []
     whole = Nested(WIDTHS.model_copy(update={"whole": 2}))
     assert whole.corners(Width(0.66, 2)) == [Width(0.4, 2)]
 

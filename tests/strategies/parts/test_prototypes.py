@@ -5,50 +5,53 @@ import pytest
 import torch
 
 from fedcross.strategies.objective import Batch
-from fedcross.strategies.parts.cross_training import Prototypes, average, fuse
-from fedcross.strategies.parts.prototypes import NEVER, attend, away, class_means, contrast, cosines, partners
+from fedcross.strategies.parts.prototypes import NEVER, average, class_means, contrast, cosines, fuse, partners
 from tests.support.plain import PlainNet
 
 UNIT = torch.eye(2, dtype=torch.float64)
 BOTH = torch.tensor([True, True])
 
 
+def held(vectors, present):
+    return {"vectors": vectors, "present": present}
+
+
 def test_class_means_with_an_absent_class():
     # f = 2 x. Class 0: mean of (2, 4) and (6, 8) is (4, 6); class 1 has nobody; class 2: (10, 12).
     net = PlainNet()
     x = torch.tensor([[1.0, 2.0], [5.0, 6.0], [3.0, 4.0]])
-    means, present = class_means(net, {"scale": torch.tensor(2.0)}, {}, x, torch.tensor([0, 2, 0]), classes=3)
-    assert means.tolist() == [[4.0, 6.0], [0.0, 0.0], [10.0, 12.0]]
-    assert present.tolist() == [True, False, True]
+    found = class_means(net, {"scale": torch.tensor(2.0)}, {}, x, torch.tensor([0, 2, 0]), classes=3)
+    assert found["vectors"].tolist() == [[4.0, 6.0], [0.0, 0.0], [10.0, 12.0]]
+    assert found["present"].tolist() == [True, False, True]
     assert net.trained == [False]
 
 
 def test_class_means_over_chunks_equal_those_at_once(monkeypatch):
     x, y = torch.randn(25, 3, generator=torch.Generator().manual_seed(1)), torch.arange(25) % 4
     params = {"scale": torch.tensor(1.0)}
-    whole, _ = class_means(PlainNet(), params, {}, x, y, 4)
+    whole = class_means(PlainNet(), params, {}, x, y, 4)["vectors"]
     monkeypatch.setattr("fedcross.strategies.parts.prototypes.CHUNK", 7)
-    parts, _ = class_means(PlainNet(), params, {}, x, y, 4)
+    parts = class_means(PlainNet(), params, {}, x, y, 4)["vectors"]
     assert (whole == parts).all()
 
 
 def test_the_global_view_is_the_plain_mean_over_holders():
     # Class 0 is held by both: (1 + 3) / 2 = 2. Class 1 by the second only: 5, not 2.5. Class 2 by nobody.
-    a = Prototypes(np.array([[1.0], [9.0], [9.0]], np.float32), np.array([True, False, False]))
-    b = Prototypes(np.array([[3.0], [5.0], [9.0]], np.float32), np.array([True, True, False]))
+    a = held(np.array([[1.0], [9.0], [9.0]], np.float32), np.array([True, False, False]))
+    b = held(np.array([[3.0], [5.0], [9.0]], np.float32), np.array([True, True, False]))
     mean = average([a, b])
-    assert mean.vectors.tolist() == [[2.0], [5.0], [0.0]]
-    assert mean.present.tolist() == [True, True, False]
-    assert mean.vectors.dtype == np.float32
+    assert mean["vectors"].tolist() == [[2.0], [5.0], [0.0]]
+    assert mean["present"].tolist() == [True, True, False]
+    assert mean["vectors"].dtype == np.float32
 
 
 def test_fusion_takes_the_view_that_there_is():
     # share 0.25: class 0: 0.25 * 8 + 0.75 * 4 = 5; class 1 only global; class 2 only local; class 3 in neither.
-    overall = Prototypes(np.array([[8.0], [6.0], [0.0], [0.0]], np.float32), np.array([True, True, False, False]))
-    local = Prototypes(np.array([[4.0], [0.0], [7.0], [0.0]], np.float32), np.array([True, False, True, False]))
+    overall = held(np.array([[8.0], [6.0], [0.0], [0.0]], np.float32), np.array([True, True, False, False]))
+    local = held(np.array([[4.0], [0.0], [7.0], [0.0]], np.float32), np.array([True, False, True, False]))
     fused = fuse(overall, local, 0.25)
-    assert fused.vectors.tolist() == [[5.0], [6.0], [7.0], [0.0]]
-    assert fused.present.tolist() == [True, True, True, False]
+    assert fused["vectors"].tolist() == [[5.0], [6.0], [7.0], [0.0]]
+    assert fused["present"].tolist() == [True, True, True, False]
 
 
 def test_cosines_by_hand():
@@ -87,20 +90,6 @@ def test_contrast_gradient_by_hand():
     (gradient,) = torch.autograd.grad(contrast(f, torch.tensor([0]), UNIT, BOTH, 0.5).sum(), f)
     assert gradient[0, 0].item() == pytest.approx(0.0, abs=1e-12)
     assert gradient[0, 1].item() == pytest.approx(2 / (1 + math.exp(2)))
-
-
-def test_away_by_hand():
-    # (0, 2) + 0.5 ((0, 2) - (1, 0)) = (-0.5, 3).
-    f = torch.tensor([[0.0, 2.0]], dtype=torch.float64)
-    assert away(f, torch.tensor([0]), UNIT, 0.5).tolist() == [[-0.5, 3.0]]
-
-
-def test_attention_by_hand():
-    # Cosines 0.6 and 0.8, temperature 0.5: attention exp(1.2) and exp(1.6) over their sum, on the unit vectors.
-    f = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    first = math.exp(1.2) / (math.exp(1.2) + math.exp(1.6))
-    moved = attend(f, UNIT, BOTH, 0.5, 0.25)[0]
-    assert moved.tolist() == pytest.approx([0.75 * 3 + 0.25 * first, 0.75 * 4 + 0.25 * (1 - first)])
 
 
 def test_partners_are_the_next_rows():

@@ -1,20 +1,20 @@
 """Schedules: by hand, from configuration, and their faults."""
 
-from typing import Literal
+from typing import Annotated
 
 import pytest
 from pydantic import ValidationError
 
 from fedcross.core.settings import Settings, parse
-from fedcross.strategies.parts.schedule import Choice, Constant, Schedule, Share
+from fedcross.strategies.parts.schedule import Constant, Schedule, Share, checked
 
-Mode = Literal["cross", "propellers"]
+Mode = Annotated[Schedule, checked(lambda value: value in ("cross", "propellers"), "cross or propellers")]
 
 
 class Params(Settings):
     number: Schedule = Constant(value=0)
     alpha: Share = Constant(value=0.99)
-    mode: Choice[Mode] = Choice.always("cross")
+    mode: Mode = Constant(value="cross")
 
 
 def number(value, rounds):
@@ -40,42 +40,13 @@ def test_cosine_by_hand():
     assert values == pytest.approx([0, 1.4644660940672622, 5, 8.535533905932738, 10, 10])
 
 
-LINEAR = {"schedule": "linear", "start": 1, "end": 2, "rounds": 4}
-
-
-@pytest.mark.parametrize(
-    ("value", "settled"),
-    [
-        (3, 1),
-        (LINEAR, 4),
-        (LINEAR | {"schedule": "cosine"}, 4),
-        ({"schedule": "staged", "stages": [{"value": LINEAR}]}, 4),
-        ({"schedule": "staged", "stages": [{"until": 3, "value": 1}, {"value": LINEAR}]}, 7),
-        ({"schedule": "staged", "stages": [{"until": 3, "value": LINEAR}, {"until": 5, "value": 1}, {"value": 9}]}, 6),
-    ],
-)
-def test_the_round_from_which_on_a_number_stays(value, settled):
-    """A ramp of four rounds is at its end in the fourth; stages before the last one add their rounds."""
-    schedule = Params.model_validate({"number": value}).number
-    assert schedule.settled() == settled
-    assert len({schedule.at(r) for r in range(settled, settled + 20)}) == 1
-    assert settled == 1 or schedule.at(settled - 1) != schedule.at(settled)
-
-
-def test_the_round_from_which_on_a_choice_stays():
-    stages = [{"until": 1, "value": "propellers"}, {"until": 7, "value": "cross"}, {"value": "propellers"}]
-    for count, settled in ((1, 1), (2, 2), (3, 8)):
-        mode = Params.model_validate({"mode": {"schedule": "staged", "stages": stages[:count]}}).mode
-        assert mode.settled() == settled
-
-
 def test_a_ramp_in_the_first_stage_begins_in_round_1():
     stages = [{"until": 3, "value": {"schedule": "linear", "start": 0, "end": 2, "rounds": 3}}, {"value": 9}]
     assert number({"schedule": "staged", "stages": stages}, range(5)) == [0, 0, 1, 2, 9]  # before it, as in round 1
 
 
 def test_what_a_choice_is_written_as():
-    """One word for all rounds is that word; a stage that ends, or several, are stages."""
+    """One word for all rounds is that word."""
     ends = {"schedule": "staged", "stages": ({"until": 3, "value": "cross"},)}
     two = {"schedule": "staged", "stages": ({"until": 3, "value": "cross"}, {"until": None, "value": "propellers"})}
     for mode, written in (("cross", "cross"), (ends, ends), (two, two)):

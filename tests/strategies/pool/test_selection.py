@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcross.strategies.pool.mixing import SELECTIONS, Question
+from fedcross.strategies.pool.mixing import SELECTIONS, select
 
 NAN = float("nan")
 # Off-diagonal: 0 is nearest to 2 (.9) and farthest from 1 (.1); 1 ties 0 and 3 at .1; 2 ties 1 and 3 at .4.
@@ -23,8 +23,7 @@ SIMILARITY = np.array(
 
 
 def choose(name, m, round_number=1, similarity=None, seed=0):
-    similarity = similarity if SELECTIONS[name].needs_similarity else None
-    return SELECTIONS[name](Question(m, round_number, seed, similarity)).tolist()
+    return select(name, m, round_number, seed, similarity).tolist()
 
 
 def test_in_order_by_hand():
@@ -107,11 +106,3 @@ def test_one_model_keeps_itself_and_two_take_each_other(name):
     assert choose(name, 1, similarity=np.ones((1, 1))) == [0]
     for round_number in (1, 2, 3):
         assert choose(name, 2, round_number, similarity=np.array([[1, 0.3], [0.3, 1]])) == [1, 0]
-
-
-def test_who_needs_a_similarity():
-    assert {name for name, rule in SELECTIONS.items() if rule.needs_similarity} == {
-        "highest_similarity",
-        "lowest_similarity",
-        "least_similar_derangement",
-    }

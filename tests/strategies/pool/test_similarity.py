@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 
-from fedcross.strategies.pool import loops
-from fedcross.strategies.pool.mixing import FROM_GRAM, similarity
+from fedcross.strategies.pool import loops, mixing
+from fedcross.strategies.pool.mixing import FROM_GRAM
 from fedcross.strategies.pool.pool import Layout, Pool
 
 F = np.float32
 SIMILARITIES = [*FROM_GRAM, "manhattan", "chunked"]
+
+
+def similarity(*what):
+    return mixing.similarity(*what)[0]
 
 
 def pool_of(models, parameters=None):

@@ -55,16 +55,28 @@ def test_the_slot_is_lost_and_the_node_is_named_and_left_out(clock, tmp_path, ca
     assert driver.checkpoint().values["clients"]["excluded"] == [lost + 1]
 
 
-def test_a_death_during_a_pull_is_found_at_resume(clock, tmp_path, monkeypatch):
+def test_a_second_death_during_a_pull_leaves_the_node_out(clock, tmp_path, monkeypatch):
     lost = drawn()[0]
     driver, grid = poisoned(clock, tmp_path, SystemExit(9), lost)
-    note = LOGS[-1].pulling
-    monkeypatch.setattr(LOGS[-1], "pulling", lambda node: node is None or note(node))  # who is killed takes none back
     packed = driver.checkpoint()
-    with pytest.raises(SystemExit):
-        driver.run_round(1, grid)
-    again, grid = poisoned(clock, tmp_path, MemoryError(), -1)
-    again.restore(packed)
-    assert again.nodes.excluded == {lost + 1}
-    again.run_round(1, grid)
+    for excluded in (set(), {lost + 1}):
+        note = LOGS[-1].pulling
+        monkeypatch.setattr(LOGS[-1], "pulling", lambda node, note=note: node is None or note(node))  # it was killed
+        with pytest.raises(SystemExit):
+            driver.run_round(1, grid)
+        driver, grid = poisoned(clock, tmp_path, SystemExit(9), lost)
+        driver.restore(packed)
+        assert driver.nodes.excluded == excluded
+    driver.run_round(1, grid)
     assert lost not in asked(grid)
+
+
+def test_a_checkpoint_forgets_a_single_death(clock, tmp_path):
+    WriteAheadLog(tmp_path, "r", 0).pulling(7)
+    log = WriteAheadLog(tmp_path, "r", 0)
+    LOGS.append(log)
+    log.restart(1)
+    log.pulling(None)
+    assert WriteAheadLog(tmp_path, "r", 1).killers() == []
+    log.pulling(7)
+    assert WriteAheadLog(tmp_path, "r", 1).killers() == []

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from fedcross.core.errors import FederationError
+from fedcross.core.errors import ConfigError, FederationError
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.strategies.fedasync import FedAsync
 from fedcross.strategies.fedcross_async import FedCrossAsync
@@ -156,3 +156,11 @@ def test_what_has_ended_but_is_not_used_outlives_a_checkpoint(clock, tmp_path):
     driver.saved()
     log.close()
     assert WriteAheadLog(tmp_path, "r", 1).order() == [(1, 0, 50.0)]
+
+
+@pytest.mark.parametrize(
+    "setting", [{"defence": {"enabled": True}}, {"compression": {"down": "int8"}}, {"reassign": 1}]
+)
+def test_what_needs_whole_rounds_is_refused(clock, setting):
+    with pytest.raises(ConfigError, match="asynchronous"):
+        federation(clock, kind=FedAsync, **setting)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedcross.core.errors import ConfigError
-from fedcross.strategies.parts.corners import WidthPool, among
-from fedcross.strategies.pool.mixing import FROM_GRAM, Mixing, cosine, cross, uniform
+from fedcross.strategies.pool.mixing import FROM_GRAM, among, cross, similarity, uniform
 from fedcross.strategies.pool.pool import Layout, Pool
 from fedcross.tasks.models.width import FULL, Corners, Width, kept
 
@@ -34,7 +33,7 @@ def full(start=0.0, count=0):
 
 
 def pool_of(*sizes, plan=PLAN):
-    pool = WidthPool(Layout.of(full(), {"in", "out", "bias"}), sizes, plan)
+    pool = Pool(Layout.of(full(), {"in", "out", "bias"}), len(sizes), widths=sizes, corners=plan)
     pool.fill(full())
     return pool
 
@@ -87,7 +86,7 @@ def test_three_widths_mixed_by_hand():
 def test_the_global_models_are_means_over_the_slots_that_have_a_value():
     """Starts 0 and 8 (wide), 20 (middle), 40 (narrow). Unit 0: 68/4 = 17; unit 1: 28/3; unit 2: 8/2 = 4."""
     pool = write(pool_of(WIDE, WIDE, MIDDLE, NARROW), 0, 8, 20, 40, counts=(1, 4, 5, 7))
-    wide, middle, narrow = (pool.mean_of(size) for size in (WIDE, MIDDLE, NARROW))
+    wide, middle, narrow = (pool.mean(rank=rank) for rank in (2, 1, 0))
     assert wide["in"][0].tolist() == [17, 18]
     np.testing.assert_allclose(wide["in"][1], [28 / 3 + 2, 28 / 3 + 3], rtol=1e-6)
     assert wide["in"][2].tolist() == [8, 9]
@@ -114,7 +113,7 @@ def test_similarity_is_measured_on_the_corner_that_both_have(measure):
     models = [{n: generator.normal(size=a.shape).astype(a.dtype) for n, a in full().items()} for _ in range(4)]
     for slot, model in enumerate(models):
         pool.write(slot, PLAN.corner(model, pool.widths[slot]))
-    found = pool.similarity(FROM_GRAM[measure])
+    found = similarity(measure, pool, range(4), "parameters")[0]
     for i in range(4):
         for j in range(4):
             size = min(pool.widths[i], pool.widths[j])
@@ -134,9 +133,12 @@ def test_one_width_is_the_plain_pool_to_the_bit():
         for pool in (plain, sliced):
             pool.write(slot, model)
     columns = plain.layout.columns("parameters")
-    assert (sliced.similarity(cosine) == cosine(plain.gram(columns=columns))).all()
+    assert (
+        similarity("cosine", sliced, range(4), "parameters")[0]
+        == similarity("cosine", plain, range(4), "parameters")[0]
+    ).all()
     mixing = cross(4, [0, 1, 3], [2, 0, 1], 0.7)
-    assert (sliced.gram() == plain.gram(columns=columns)).all()
+    assert (sliced.gram(columns=columns) == plain.gram(columns=columns)).all()
     sliced.mix(mixing)
     plain.mix(mixing)
     assert (sliced.rows == plain.rows).all()
@@ -161,7 +163,7 @@ def test_uniform_mixing_gives_every_value_the_mean_of_those_that_have_it():
 def test_widths_that_cut_alike_are_compared_and_mixed():
     """.66 and .6 both keep two of three units."""
     pool = write(pool_of(WIDE, Width(0.66), Width(0.6)), 0, 20, 40)
-    assert np.isfinite(pool.similarity(cosine)).all()
+    assert np.isfinite(similarity("cosine", pool, range(3), "parameters")[0]).all()
     pool.mix(cross(3, [0, 1, 2], [1, 2, 0], 0.5))
     assert pool.model(1)["in"][0, 0] == 30
 
@@ -185,6 +187,6 @@ def test_a_pool_goes_on_from_its_state():
 
 
 def test_among_scales_up_what_is_left():
-    mixing = Mixing(({0: 0.5, 1: 0.25, 2: 0.25}, {1: 1.0}, {0: 1.0}))
+    mixing = np.array([[0.5, 0.25, 0.25], [0, 1, 0], [1, 0, 0]])
     allowed = np.array([[True, True, False], [True, True, True], [False, False, True]])
-    assert among(mixing, allowed).rows == ({0: 2 / 3, 1: 1 / 3}, {1: 1.0}, {2: 1.0})
+    assert among(mixing, allowed).tolist() == [[2 / 3, 1 / 3, 0], [0, 1, 0], [0, 0, 1]]

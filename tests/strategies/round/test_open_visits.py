@@ -2,15 +2,15 @@
 
 import pytest
 
-from fedcross.strategies.round import lead
-from fedcross.strategies.round.lead import SOUND, Lead
+from fedcross.strategies.round import open_visits
+from fedcross.strategies.round.open_visits import SOUND, Lead
 
 
 @pytest.fixture
 def lines(monkeypatch):
     """Return the list of lines that are logged."""
     found = []
-    monkeypatch.setattr(lead, "log", lambda level, text, *values: found.append(text % values))
+    monkeypatch.setattr(open_visits, "log", lambda level, text, *values: found.append(text % values))
     return found
 
 
