@@ -7,7 +7,7 @@ gets the name of its place, ``model.conv1.weight`` say; one that stands in two p
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -90,9 +90,11 @@ def unpack(packed: Packed, fresh: Any) -> Any:
 
     def made(name: str, like: Any) -> Any:
         module, _, path = name.partition(":")
-        found: Any = importlib.import_module(module)
+        found: Any = sys.modules[module]  # nothing is imported or called but classes of states: a file may be foreign
         for part in path.split("."):
             found = getattr(found, part)
+        if not (isinstance(found, type) and (is_dataclass(found) or hasattr(found, "_fields"))):
+            raise StorageError(f"{name} is no class of a state.")
         if is_dataclass(like) and type(like) is not found:
             raise StorageError(f"a state of {path}, not of {type(like).__name__}.")
         return found
@@ -121,5 +123,5 @@ def unpack(packed: Packed, fresh: Any) -> Any:
 
     try:
         return one(packed.values, fresh)
-    except (AttributeError, ImportError, LookupError, TypeError) as error:
+    except (AttributeError, LookupError, TypeError) as error:
         raise StorageError(f"another version of {type(fresh).__name__} wrote this state ({error!r}).") from error

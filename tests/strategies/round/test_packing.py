@@ -111,3 +111,11 @@ def test_a_state_of_another_class_or_version_is_refused():
     packed.values["renamed"] = packed.values.pop("names")
     with pytest.raises(StorageError, match="version"):
         unpack(packed, State())
+
+
+@pytest.mark.parametrize("name", ["subprocess:Popen", "builtins:exec", "tests.support.nowhere:State"])
+def test_a_foreign_file_calls_nothing_but_classes_of_states(name):
+    packed = pack(State(inner=Inner([])))
+    packed.values["inner"]["values"] = [{"$class": name, "args": ["false"]}]
+    with pytest.raises(StorageError):
+        unpack(packed, State())
