@@ -40,6 +40,19 @@ def test_no_more_spares_than_allowed(clock):
     assert (report.dropped, asked(grid)[3:]) == (0, spares()[:2])
 
 
+def test_a_spare_that_cannot_be_reached_is_not_counted(clock):
+    driver, grid = federation(clock, {drawn()[0]: fails(1)}, kind=FedAvg, reassign=1)
+    push = grid.push_messages
+
+    def unreachable(messages):
+        clients = [message.content.config_records["config"]["client"] for message in messages]
+        return [""] if clients == spares()[:1] else push(messages)
+
+    grid.push_messages = unreachable
+    report = driver.run_round(1, grid)
+    assert (report.dropped, asked(grid)[3:]) == (0, spares()[1:2])
+
+
 def test_a_hedged_slot_goes_to_two_and_the_first_reply_wins(clock):
     report, grid = run(clock, {drawn()[0]: answers(30)}, hedge=1)
     assert asked(grid) == [*drawn(), spares()[0]]
