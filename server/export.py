@@ -123,7 +123,7 @@ def _middleware(driver: Driver, model: int, run: Path) -> tuple[Arrays, Width | 
         found = f"the middleware models 0 to {len(pool) - 1}" if pool is not None else "no middleware models"
         raise StorageError(f"--model {model}: {run} has {found}.")
     arrays: Arrays = pool.model(model)
-    return arrays, pool.sizes[model] if driver.ledger.widths else None
+    return arrays, pool.widths[model] if driver.ledger.widths else None
 
 
 def config_of(run: Path, data_root: str | None) -> RunConfig:

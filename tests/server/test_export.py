@@ -65,6 +65,13 @@ def test_a_network_as_a_file_computes_the_same_scores_and_names_its_classes(run,
     assert json.loads(notes["shape"]) == [1, 8, 8]
 
 
+def test_a_middleware_model_of_a_run_with_widths_has_its_slot_s_width(tmp_path):
+    settings = [*SMALL, "method.widths=[1.0,0.5]", "rounds=1"]
+    run = fedcross.run(*settings, f"output={tmp_path / 'run'}").folder
+    sizes = [sum(a.size for a in load_file(export(run, model=slot)).values()) for slot in (0, 1)]
+    assert min(sizes) < max(sizes)
+
+
 @pytest.mark.slow
 def test_a_narrow_model_of_a_run_with_widths(tmp_path):
     settings = [*SMALL, "method=heterofl", "devices=three_sizes", "rounds=1"]
