@@ -1,8 +1,8 @@
 """What a round costs besides training: seconds and bytes of messages, on every engine; and the first round.
 
 Ten clients with 500 examples train LeNet-5; three with two examples over a network. Seconds besides training are those
-that do not grow with the epochs, from the fastest rounds of one and of three. Bytes are those of the messages, beside the model's.
-The first round is that of a process which finds the machine's caches filled.
+that do not grow with the epochs, from the fastest rounds of one and of three. Bytes are those of the messages, beside
+the model's. The first round is that of a process which finds the machine's caches filled.
 """
 
 from __future__ import annotations
