@@ -40,9 +40,26 @@ def read_choice(group: str, name: str) -> dict[str, Any]:
     return found | own
 
 
+def read_files_once() -> None:
+    """Let Hydra parse each file of ours and of its own once in this process. Files of a test's own are always read."""
+    from hydra._internal.config_repository import ConfigRepository
+
+    ours, found, load = {"pkg://hydra.conf", f"file://{compose.CONF}", "structured://"}, {}, ConfigRepository.load_config
+
+    def load_config(repository: ConfigRepository, config_path: str) -> Any:
+        if not {source.full_path() for source in repository.sources} <= ours:
+            return load(repository, config_path)
+        if config_path not in found:
+            found[config_path] = load(repository, config_path)
+        return copy.deepcopy(found[config_path])
+
+    ConfigRepository.load_config = load_config
+
+
 def compose_groups_once() -> None:
     """Replace how :mod:`fedcross.conf.compose` composes in this process; the result is the same."""
     by_hydra = functools.lru_cache(MOST)(compose._composed.__wrapped__)
+    read_files_once()
 
     @functools.lru_cache(MOST)
     def composed(overrides: tuple[str, ...], variables: tuple[str, str]) -> DictConfig:
