@@ -21,10 +21,10 @@ for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
     os.environ.pop(_name, None)
 #: Torch's threads sleep while they wait for each other: several processes share the cores. Set before torch's import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-#: Files, and folders of files, that import transformers, ONNX's exporter or scikit-learn: seconds of a core for each.
+#: Files, and folders of files, that import transformers, ONNX's exporter, scikit-learn or dynamo: seconds for each.
 SLOW_IMPORTS = (
     *("tests/analysis/", "tests/examples/", "tests/tasks/test_own_model.py", "tests/tasks/test_part.py"),
-    "tests/server/test_export.py",
+    *("tests/server/test_export.py", "tests/client/test_compiled.py", "tests/client/batched/test_padding.py"),
 )
 #: Each test begins with this seed, and Hypothesis takes the same examples each time. Another seed, for which Hypothesis
 #: takes examples of its own choice, shows which tests pass by luck.

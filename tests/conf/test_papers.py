@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcross.conf.compose import CONF, compose, composed, resolved
-from fedcross.server.sweep import plan
+from fedcross.server.sweep import choices, plan
 from tests.conf.paper_values import OURS, REASONS, VALUES
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
@@ -49,7 +49,8 @@ def column(experiment: str) -> tuple[dict[str, str], dict[str, object]]:
     given = overrides(experiment)
     (swept,) = resolved(composed(given), "hydra.sweeper.params") if given[0].startswith("experiment=") else ({},)
     params = swept or {}
-    job = next(iter(plan([], given).jobs)) if params else given
+    pinned = [values[0] for values in choices([f"{name}={value}" for name, value in params.items()]).values()]
+    job = plan([], [*given, *pinned]).jobs[0] if params else given
     return {key.lstrip("+"): str(value) for key, value in params.items()}, flat(compose([*job, *given[1:]]))
 
 

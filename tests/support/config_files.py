@@ -45,7 +45,11 @@ def read_files_once() -> None:
     """Let Hydra parse each file of ours and of its own once in this process. Files of a test's own are always read."""
     from hydra._internal.config_repository import ConfigRepository
 
-    ours, found, load = {"pkg://hydra.conf", f"file://{compose.CONF}", "structured://"}, {}, ConfigRepository.load_config
+    ours, found, load = (
+        {"pkg://hydra.conf", f"file://{compose.CONF}", "structured://"},
+        {},
+        ConfigRepository.load_config,
+    )
 
     def load_config(repository: ConfigRepository, config_path: str) -> Any:
         if not {source.full_path() for source in repository.sources} <= ours:
