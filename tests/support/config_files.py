@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, open_dict
+from omegaconf import open_dict
 
 from fedcross.conf import compose
 
@@ -45,11 +45,8 @@ def read_files_once() -> None:
     """Let Hydra parse each file of ours and of its own once in this process. Files of a test's own are always read."""
     from hydra._internal.config_repository import ConfigRepository
 
-    ours, found, load = (
-        {"pkg://hydra.conf", f"file://{compose.CONF}", "structured://"},
-        {},
-        ConfigRepository.load_config,
-    )
+    ours = {"pkg://hydra.conf", f"file://{compose.CONF}", "structured://"}
+    found, load = {}, ConfigRepository.load_config
 
     def load_config(repository: ConfigRepository, config_path: str) -> Any:
         if not {source.full_path() for source in repository.sources} <= ours:
