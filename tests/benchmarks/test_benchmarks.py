@@ -6,7 +6,6 @@ import json
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -81,7 +80,3 @@ def test_random_images_are_those_of_all_clients(tmp_path):
     work = Workload(clients=2, examples=3)
     with np.load(harness.images(work, tmp_path)) as data:
         assert data["x"].shape == (6, 3, 32, 32)
-
-
-def test_a_table_has_three_digits():
-    assert harness.markdown(pd.DataFrame({"s": [0.123456, float("nan")]})).splitlines()[2:] == ["| 0.123 |", "|  |"]
