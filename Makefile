@@ -1,5 +1,7 @@
 # make demo    runs a first federation on a fresh machine (needs Python 3.11+ and make)
-# make test    runs all tests but those that need a container engine; .ci/run runs everything that CI runs
+# make unit    runs the quick tests, in less than a minute
+# make test    runs all tests but those of reliability and compose; .ci/run runs everything that CI runs
+# make reliability tests kills, refusals, full disks, malformed replies, over Ray and SuperLinks (a quarter of an hour)
 # make check   checks style, types, import contracts
 # make bench   measures speed and memory and writes the tables of docs/performance.md (half an hour)
 # make docs    writes the reference and results pages, and the docs site in site/
@@ -21,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,9s/^# //p' Makefile
+	@sed -n '1,11s/^# //p' Makefile
 
 .boot/bin/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedcross needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): make demo PYTHON=python3.12"; exit 1; }
@@ -44,16 +46,15 @@ $(COMPILED): $(READY)
 	$(BIN)/python -m pytest -q --collect-only tests > /dev/null
 	touch $(COMPILED)
 
+# One Ray and one SuperLink federation included.
 test: $(COMPILED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ray and not superlink and not compose"
-	$(BIN)/python -m pytest -m "ray or superlink" tests/e2e tests/faults
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/faults -m "not compose"
 
 unit: $(COMPILED)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not ray and not superlink and not compose and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/faults -m "not slow"
 
-# Kills, refusals and devices: everything that can go wrong, slow tests included.
 reliability: $(READY)
-	$(BIN)/python -m pytest -s --timeout 0 tests/faults tests/e2e tests/server/test_checkpoint.py tests/server/test_reply_log.py -m "not compose"
+	$(BIN)/python -m pytest -s --timeout 3600 tests/faults
 
 # The SuperLink tests with Flower's newest nightly build, in an environment of its own.
 nightly: $(READY)

@@ -21,10 +21,11 @@ for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):
     os.environ.pop(_name, None)
 #: Torch's threads sleep while they wait for each other: several processes share the cores. Set before torch's import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-#: Files, and folders of files, that import transformers, ONNX's exporter or scikit-learn: seconds of a core for each.
-SLOW_IMPORTS = (
-    *("tests/analysis/", "tests/examples/", "tests/tasks/test_own_model.py", "tests/tasks/test_part.py"),
-    "tests/server/test_export.py",
+#: Files, and folders of files, that one worker runs first. They import transformers, ONNX's exporter, scikit-learn or
+#: dynamo, seconds of a core for each, or start federations: the other worker would wait for these at the end.
+SLOW_FILES = (
+    *("tests/analysis/", "tests/e2e/", "tests/examples/", "tests/tasks/test_own_model.py", "tests/tasks/test_part.py"),
+    *("tests/server/test_export.py", "tests/client/test_compiled.py", "tests/client/batched/test_padding.py"),
 )
 #: Each test begins with this seed, and Hypothesis takes the same examples each time. Another seed, for which Hypothesis
 #: takes examples of its own choice, shows which tests pass by luck.
@@ -116,7 +117,7 @@ def _environment() -> Generator[None, None, None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Let one worker run the files of :data:`SLOW_IMPORTS`, so that these libraries are imported once."""
+    """Let one worker run :data:`SLOW_FILES`, so that their libraries are imported once and no federation comes last."""
     if config.getoption("dist") != "loadfile":
         return None  # as pytest-xdist does it
     from xdist.scheduler import LoadFileScheduling
@@ -124,7 +125,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             scope = str(super()._split_scope(nodeid))
-            return "slow imports" if scope.startswith(SLOW_IMPORTS) else scope
+            return "slow files" if scope.startswith(SLOW_FILES) else scope
 
     return Scheduling(config, log)
 

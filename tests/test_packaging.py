@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -80,27 +79,13 @@ def test_a_user_s_own_package_named_like_a_room_changes_nothing(
     code = (
         "from fedcross.strategies.fedcross import FedCross; import fedcross, sys\n"
         "print(fedcross.__file__, FedCross.__module__)\n"
-        f"sys.argv[1:] = {TINY!r}; from fedcross.server.commands.main import run; run()"
     )
+    if place == "wheel":
+        code += f"sys.argv[1:] = {TINY!r}; from fedcross.server.commands.main import run; run()"
     here = tmp_path / "here"
     here.mkdir()
     done = beside_decoys(here, sys.executable, "-c", code, PYTHONPATH=os.pathsep.join([str(here), str(installed)]))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == f"{installed / 'fedcross' / '__init__.py'} fedcross.strategies.fedcross"
-    (result,) = here.rglob("result.json")
-    assert json.loads(result.read_text())["method"] == "fedcross"
-
-
-def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    old = tmp_path / "old-python"
-    old.write_text('#!/bin/sh\n[ "$1" = -V ] && echo Python 3.9.18\nexit 1\n')
-    old.chmod(0o755)
-    run = subprocess.run(
-        ["make", "PYTHON=./old-python", "demo"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 2
-    assert run.stdout == (
-        "fedcross needs Python 3.11 or newer, and ./old-python is Python 3.9.18: make demo PYTHON=python3.12\n"
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["Makefile", "old-python"]
+    found = [json.loads(path.read_text())["method"] for path in here.rglob("result.json")]
+    assert found == ["fedcross"] * (place == "wheel")

@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,6 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.paths import import_root, named_folders
 from fedcross.server.commands.main import main
 from fedcross.strategies.registry import method_class
-from tests.support.command import python
 from tests.support.federation import run
 
 METHOD = '''
@@ -59,13 +57,6 @@ class Toy(Method[ToyParams, ToyState]):
     def global_model(self, state):
         return state.model
 '''
-TEST = """
-from strategies.toy import Toy
-
-
-def test_default():
-    assert Toy().params.scale == 1.0
-"""
 
 
 @pytest.fixture
@@ -74,7 +65,6 @@ def plugin(tmp_path, monkeypatch):
     for name, text in {
         "strategies/toy.py": METHOD,
         "conf/method/toy.yaml": "# fedcross method=toy\nname: toy\nscale: 1.0\n",
-        "tests/strategies/test_toy.py": TEST,
     }.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,15 +83,6 @@ def test_a_method_in_three_new_files_runs(plugin, tmp_path):
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["toy_uploads"] == 3.0
     assert json.loads((tmp_path / "run" / "result.json").read_text())["method"] == "toy"
-
-
-@pytest.mark.slow
-def test_its_own_test_runs_too(plugin):
-    own = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/strategies/test_toy.py"]
-    checkout = Path(__file__).resolve().parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    done = python(*own, cwd=plugin, env=environment)
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("name", ["strategies/fedavg.py", "conf/method/fedavg.yaml", "tasks/models/mlp.py"])

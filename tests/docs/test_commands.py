@@ -93,8 +93,8 @@ def test_modules_exist(words):
 @pytest.mark.slow
 def test_the_readmes_steps_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["-m", "method=fedavg,fedcross", "task=digits", "seed=1,2", *TINY, "hydra.sweep.dir=runs"]) == 0
-    assert len(list(tmp_path.rglob("result.json"))) == 4
+    assert main(["-m", "method=fedavg,fedcross", "task=digits", "seed=1", *TINY, "hydra.sweep.dir=runs"]) == 0
+    assert len(list(tmp_path.rglob("result.json"))) == 2
     assert main(["report", "runs"]) == 0
     run = next(path.parent for path in tmp_path.rglob("result.json"))
     assert main(["export", str(run), "--out", "model.safetensors"]) == 0

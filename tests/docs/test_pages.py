@@ -6,7 +6,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name as normal
@@ -17,26 +16,6 @@ BY_HAND = [path for path in sorted(DOCS.glob("*.md")) if path.name != "results.m
 OTHERS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "results/page.md")]
 PAGES = [*BY_HAND, *OTHERS, *sorted((ROOT / "examples").glob("*/README.md"))]
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-
-
-def prose(text: str) -> str:
-    """Return `text` without code blocks, tables, images and HTML."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"^(\||!\[|<|--8<--|\{\{|#|    ).*$", "", text, flags=re.MULTILINE)
-
-
-def sentences(text: str) -> list[str]:
-    """Return the sentences of the paragraphs and list items in `text`."""
-    parts = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", prose(text))
-    return [one for part in parts for one in re.split(r"(?<=[.?!:])\s+", " ".join(part.split())) if one]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_sentences_and_lines_are_short(page):
-    text = page.read_text()
-    assert [one for one in sentences(text) if len(one.split()) > 40] == []
-    table = re.compile(r"^(\||\s*-? ?!?\[|.*https?://)")
-    assert [line for line in text.splitlines() if len(line) > 160 and not table.match(line)] == []
 
 
 def test_the_pages_have_their_sizes():

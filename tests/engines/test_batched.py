@@ -15,13 +15,11 @@ from torch import Tensor, nn
 from fedcross.client.app import app as client_app
 from fedcross.client.app import together
 from fedcross.conf.compose import CONF, join
-from fedcross.conf.schema import load
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.server.observers import Observer
 from fedcross.server.session import Session
 from fedcross.strategies.registry import method_class
 from tests.support import federation
-from tests.support.federation import SMALL
 
 #: Composes many configurations or trains several federations.
 pytestmark = pytest.mark.slow
@@ -33,8 +31,7 @@ SETTINGS = ("partition=dirichlet", "partition.min_size=5", "rounds=2", "train.ba
 
 
 def batched(folder: Path, *overrides: str, answer: Any = together) -> tuple[Session, dict[str, Any]]:
-    settled = [*SMALL, *SETTINGS, *overrides, "engine=batched", f"output={folder}"]
-    config = load(settled)
+    config, settled = federation.settle(folder, *SETTINGS, *overrides)
     grid = BatchedGrid(client_app, 6, {"overrides": join(settled)}, answer, Params())
     session = Session(config, grid, Observer())
     return session, session.execute()
@@ -42,7 +39,8 @@ def batched(folder: Path, *overrides: str, answer: Any = together) -> tuple[Sess
 
 @pytest.mark.parametrize("method", METHODS)
 def test_agrees_with_the_local_engine(tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture) -> None:
-    own = [f"method={method}", *(["model=fedfusion_mnist"] if method.startswith("fedfusion") else [])]
+    more = {"fedfusion": ["model=fedfusion_mnist"], "fedgen": ["method.generator_steps=3"]}
+    own = [f"method={method}", *more.get(method.partition("_")[0], [])]
     many = compared(tmp_path, *own)
     kind = method_class(many.config.modules["method"])
     assert ("cannot be batched" in caplog.text) == (not kind.Objective.batchable)

@@ -117,9 +117,6 @@ print(fedcross.__file__, fedcross.client.cache.__file__, sep="\\n")
 
 @pytest.mark.slow
 def test_a_device_runs_the_code_that_came_with_the_run_not_the_installed_one(tmp_path: Path) -> None:
-    for update in ("first", "second"):
-        app = bundle.make(tmp_path / update)
-        done = subprocess.run(
-            [sys.executable, "-c", WHOSE, str(app)], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        assert all(Path(file).is_relative_to(app) for file in done.stdout.split())
+    app = bundle.make(tmp_path / "app")
+    done = subprocess.run([sys.executable, "-c", WHOSE, str(app)], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert all(Path(file).is_relative_to(app) for file in done.stdout.split())

@@ -18,7 +18,7 @@ from tests.support.federation import run
 pytestmark = pytest.mark.slow
 
 METHODS = sorted(p.stem for p in (CONF / "method").glob("*.yaml"))
-ROUNDS = 4
+ROUNDS = 3
 #: Trained like this, a few rounds change much.
 SETTINGS = ("partition=dirichlet", "partition.min_size=5", "train.batch=8", "train.lr=0.1", "checkpoint.every=1")
 #: Large enough that the order of a sum shows: in a tiny model it hides.
@@ -49,7 +49,8 @@ def settings_of(method: str) -> list[str]:
     model = ["model=fedfusion_mnist"] if method.startswith("fedfusion") else list(WIDE)
     devices = ["devices=three_sizes"] if "sizes" in method or method in ("heterofl", "adaptivefl") else []
     whole = ["method.whole=1"] if method == "fedfan_three_sizes" else []
-    return [*SETTINGS, f"method={method}", *model, *devices, *whole]
+    short = ["method.generator_steps=3"] if method.startswith("fedgen") else []
+    return [*SETTINGS, f"method={method}", *model, *devices, *whole, *short]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,7 +1,6 @@
 """Sessions on small federations: what a run leaves, resume, evaluation, early stopping, privacy."""
 
 import json
-import math
 from unittest.mock import Mock
 
 import numpy as np
@@ -10,7 +9,6 @@ from safetensors.numpy import load_file
 
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.server.announce import ending
-from fedcross.tasks.scoring import Score
 from tests.support.federation import run, same, session
 
 
@@ -94,12 +92,6 @@ def test_a_run_records_what_it_changed_on_its_way(tmp_path):
 def test_a_run_that_diverges_fails_with_the_setting_to_lower(tmp_path):
     with pytest.raises(FederationError, match=r"no accepted reply.*lower train\.lr"):
         run(tmp_path, "method=fedavg", "train.lr=1e30", "train.epochs=5")
-
-
-def test_a_model_that_computes_nothing_finite_ends_the_run(tmp_path):
-    ready = session(tmp_path, "method=fedavg")
-    with pytest.raises(FederationError, match=r"test loss .* inf.*Lower train\.lr, or set defence\.enabled=true"):
-        ready._refuse_ruined(1, Score(0.1, math.inf, ()))
 
 
 def test_a_run_that_died_before_its_result_has_the_same_one_after_a_resume(tmp_path):

@@ -81,7 +81,7 @@ def equal(a, b):
 #: Methods, and settings of theirs that change what the state holds.
 VARIANTS = [
     *(
-        (name, {"widths": (1.0, 0.5)} if name == "heterofl" else {})
+        (name, {"heterofl": {"widths": (1.0, 0.5)}, "fedgen": {"generator_steps": 2}}.get(name, {}))
         for name in METHODS
         if name not in ("flwr", "fedfusion")
     ),

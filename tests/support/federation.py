@@ -40,14 +40,15 @@ def session(folder: Path, *overrides: str, app: Any = client_app) -> Session:
 def settle(folder: Path, *overrides: str) -> tuple[RunConfig, list[str]]:
     """Return the configuration of a small run that writes into `folder`, and the overrides for its clients.
 
-    The folders are set in what was composed: compositions are remembered by their overrides, and take longer than most
-    of these runs. Clients read neither of the two. They find the whole configuration loaded, as in a local run.
+    The folders and the round to stop at are set in what was composed: compositions are remembered by their overrides,
+    and take longer than most of these runs. Clients read none of them. They find the whole configuration loaded, as in
+    a local run.
     """
-    everything = [*SMALL, *overrides]
-    settled = [one for one in everything if not one.startswith("resume=")]
-    resumed = [one.removeprefix("resume=") for one in everything if one.startswith("resume=")]
+    settled = [one for one in [*SMALL, *overrides] if not one.startswith(("resume=", "stop_at="))]
+    own: dict[str, Any] = {"output": str(folder), "resume": None}
+    own |= dict(one.split("=", 1) for one in overrides if one not in settled)
     load(settled)
-    return check({**compose(settled), "output": str(folder), "resume": [None, *resumed][-1]}), settled
+    return check({**compose(settled), **own}), settled
 
 
 def run(folder: Path, *overrides: str, app: Any = client_app) -> Session:

@@ -1,4 +1,4 @@
-"""How much of a fault test runs: the quick part with every test run, the whole with ``make reliability``."""
+"""How much of a fault test runs: a quick part, and all of it where ``FEDCROSS_RELIABILITY=whole``."""
 
 import os
 from pathlib import Path

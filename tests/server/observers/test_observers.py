@@ -1,13 +1,12 @@
 """Observers: each one alone, with the five calls."""
 
-import io
 import json
 from collections import Counter
 
 import pytest
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.server.observers.messages import LOGGERS, Bar, PlainLines, describe, open_logger, progress
+from fedcross.server.observers.messages import LOGGERS, Bar, open_logger
 from fedcross.server.observers.records import Requests, Visits
 
 RUN = {"run": "abc", "method": "fedcross", "task": "digits", "rounds": 4, "after_round": 0}
@@ -15,18 +14,6 @@ ENTRY = {"round": 1, "test_accuracy": 0.5, "dropped": 1, "clients": 4, "rejected
 
 
 # ---- progress -----------------------------------------------------------------------------------------------------
-
-
-def test_lines_show_evaluated_rounds():
-    stream = io.StringIO()
-    lines = progress(stream)
-    assert isinstance(lines, PlainLines)
-    lines.run_started(RUN, [])
-    lines.round_finished(ENTRY)
-    lines.round_finished({**ENTRY, "round": 2, "test_accuracy": None})
-    text = "fedcross digits  round 1/4  accuracy 50.00 %  pool similarity 0.250  1 of 4 clients lost\n"
-    assert stream.getvalue() == text
-    assert describe({"test_accuracy": 1.0, "dropped": 0}) == "accuracy 100.00 %"
 
 
 @pytest.mark.parametrize("columns", ["40", "120"])

@@ -20,9 +20,11 @@ def accuracy(folder, method, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedcross"])
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_a_hostile_client_does_not_ruin_the_model(tmp_path, method, attack):
+@pytest.mark.parametrize(
+    ("attack", "method"),
+    [("sign flip", "fedcross"), ("times 1000", "fedcross"), ("times 1000", "fedavg"), ("NaN", "fedavg")],
+)
+def test_a_hostile_client_does_not_ruin_the_model(tmp_path, attack, method):
     assert accuracy(tmp_path, method, *ATTACKS[attack], "defence.enabled=true") > DEFENDED
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from safetensors.numpy import load, save
@@ -92,6 +92,7 @@ models = st.dictionaries(
 
 @pytest.mark.slow
 @given(models, st.booleans())
+@settings(max_examples=40)
 def test_any_model_survives(model, packs):
     assert same(decode(encode(model, packs), spec_of(model)), model)
 

@@ -13,7 +13,6 @@ CONFIGURATION = [
     *("method=fedcross_async", "task=digits", "partition.clients=3", "clients_per_round=2", "rounds=3", "seed=1"),
     *("train.epochs=2", "logger=none"),
 ]
-#: What a user starts is whole in test_same_result; here its processes are forked.
 pytestmark = [pytest.mark.superlink, pytest.mark.slow]
 
 

@@ -30,7 +30,6 @@ ENGINES = [
     pytest.param(ray, marks=[pytest.mark.ray, pytest.mark.slow], id="ray"),
 ]
 ROOT = import_root()
-#: What a user starts is whole in test_same_result, for each of the two; here the processes are forked.
 
 
 @pytest.fixture
