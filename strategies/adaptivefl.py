@@ -76,8 +76,6 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
     normalisation keeps running statistics for each width; the authors use the statistics of the batch.
     """
 
-    State = AdaptiveFLState
-
     def widths(self, corners: Corners | None = None) -> list[Width]:
         """Return the full model, then the widths, each with its starts, the largest model first."""
         groups = max(len(corners.hidden), 1) if corners is not None else max(self.params.starts) + 1

@@ -54,9 +54,9 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
 
     def init(self, start: Start) -> FedMutState:
         """Return a pool of copies of the initial model, which is also the first mean."""
-        pool = super().init(start)
-        mean, counters = pool.pool.mean_row([0])
-        return FedMutState(pool.pool, pool.queue, mean=mean, counters=counters)
+        pool = self.pool_of(start, start.clients_per_round)
+        mean, counters = pool.mean_row([0])
+        return FedMutState(pool, list(range(len(pool))), mean=mean, counters=counters)
 
     def recombine(self, state: FedMutState, round: Round, members: list[int]) -> None:
         """Take the mean of the uploads and spread the slots around it."""

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.moon import Projected, project
 from fedcross.strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit, as_tensors
 from fedcross.strategies.parts.losses import cross_entropy, embedded
-from fedcross.strategies.parts.projection import Projected, project
 from fedcross.strategies.parts.prototypes import credible
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 

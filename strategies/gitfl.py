@@ -67,8 +67,6 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
     connected clients. Uploads that arrive together are all counted before any slot is mixed.
     """
 
-    State = GitFLState
-
     def sample(self, state: GitFLState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Draw a client for each free slot, one after another, by curiosity and speed."""
         draw = stream(round.seed, "sample", round.number, round.exchange)

@@ -55,7 +55,6 @@ class IMA(SingleModel[IMAParams, IMAState]):
     """
 
     Objective = Milder
-    State = IMAState
 
     def aggregate(self, state: IMAState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the uploads; late in the run, send the mean of the last averages."""

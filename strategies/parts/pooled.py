@@ -1,12 +1,10 @@
 """Bases of methods with one model per slot, K = ``clients_per_round`` slots: by rounds, or upload by upload."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.common.logger import log
@@ -16,8 +14,9 @@ from typing_extensions import TypeVar
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
-from fedcross.strategies.method import Evaluation, Method, Round, Start, Task, Upload
+from fedcross.strategies.method import Evaluation, Round, Start, Task, Upload
 from fedcross.strategies.objective import Objective
+from fedcross.strategies.parts.single_model import Stateful
 from fedcross.strategies.parts.widths import Nested, Widths, deal
 from fedcross.strategies.pool.mixing import Matrix, diagnostics
 from fedcross.strategies.pool.pool import Array, Arrays, Integers, Layout, Pool, Storage
@@ -52,11 +51,11 @@ class PoolState:
     waiting: int = 0
 
 
-Q = TypeVar("Q", bound=PooledParams, default=Any)
-S = TypeVar("S", bound=PoolState, default=Any)
+Q = TypeVar("Q", bound=PooledParams, default=PooledParams)
+S = TypeVar("S", bound=PoolState, default=PoolState)
 
 
-class Pooled(Method[Q, S]):
+class Pooled(Stateful[Q, S]):
     """Base of methods with one model per slot, which define :meth:`recombine`.
 
     All slots start as copies of one initial model. The global model is their uniform mean. If fewer than K clients are
@@ -74,17 +73,11 @@ class Pooled(Method[Q, S]):
     def init(self, start: Start) -> S:
         """Return a pool of copies of the initial model."""
         pool = self.pool_of(start, start.clients_per_round)
-        return cast("S", PoolState(pool, list(range(len(pool)))))
+        return cast("S", self.State(pool, list(range(len(pool)))))
 
     def pool_of(self, start: Start, k: int) -> Pool:
         """Return a pool of k copies of the initial model, each of its slot's width."""
-        widths = self.slot_widths(k)
-        if widths and start.corners is None:
-            raise ConfigError(f"{type(self).__name__}: method.widths needs the network; use the command fedcross.")
-        layout, corners = Layout.of(start.arrays, start.parameters), start.corners if widths else None
-        pool = Pool(layout, k, self.params.storage, widths, corners)
-        pool.fill(start.arrays)
-        return pool
+        return copies(start, k, self.params.storage, self.slot_widths(k))
 
     def slot_widths(self, k: int) -> list[Width]:
         """Return the width of each of k slots, the widest first; empty if all are full."""
@@ -153,6 +146,15 @@ class Pooled(Method[Q, S]):
         return Evaluation([], means)
 
 
+def copies(start: Start, k: int, storage: Storage, widths: Sequence[Width] = ()) -> Pool:
+    """Return a pool of k copies of the initial model, each of its slot's width."""
+    if widths and start.corners is None:
+        raise ConfigError("method.widths needs the network; use the command fedcross.")
+    pool = Pool(Layout.of(start.arrays, start.parameters), k, storage, widths, start.corners if widths else None)
+    pool.fill(start.arrays)
+    return pool
+
+
 def _deal(state: PoolState, round: Round, clients: Sequence[int]) -> dict[int, int]:
     """Return slot -> client for these clients, by slot; only a device that can hold a slot gets it."""
     if state.pool.corners is None:
@@ -169,26 +171,23 @@ class AsyncPoolState:
     versions: list[int]
 
 
-B = TypeVar("B", bound=AsyncPoolState, default=Any)
+B = TypeVar("B", bound=AsyncPoolState, default=AsyncPoolState)
 
 
-class AsyncPool(Method[Q, B]):
+class AsyncPool(Stateful[Q, B]):
     """Base of asynchronous methods with one model per slot, K = ``clients_per_round`` slots.
 
     A method defines :meth:`mixing`. All slots start as copies of one initial model; the global model is their mean.
     """
 
-    State: ClassVar[type[AsyncPoolState]] = AsyncPoolState
     asynchronous = True
     may_change = Pooled.may_change
 
     def init(self, start: Start) -> B:
         """Fill both pools with copies of the initial model."""
-        layout, k = Layout.of(start.arrays, start.parameters), start.clients_per_round
-        pools = [Pool(layout, k, self.params.storage) for _ in range(2)]
-        for pool in pools:
-            pool.fill(start.arrays)
-        return cast("B", self.State(pools[0], pools[1], [0] * k))
+        k = start.clients_per_round
+        sent, uploads = (copies(start, k, self.params.storage) for _ in range(2))
+        return cast("B", self.State(sent, uploads, [0] * k))
 
     @abstractmethod
     def mixing(self, state: B, round: Round, slots: list[int]) -> Matrix:
