@@ -1,7 +1,5 @@
 """FedAsync: each upload moves the global model at once, the less the staler it is."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from fedcross.core.settings import Settings

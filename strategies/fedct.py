@@ -14,7 +14,7 @@ from fedcross.strategies.moon import Contrast, MoonParams, project
 from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
 from fedcross.strategies.parts.losses import each
 from fedcross.strategies.parts.matching import MATCHINGS, Costs, Stay, consistency
-from fedcross.strategies.parts.prototypes import average, contrast, fuse, partners
+from fedcross.strategies.parts.prototypes import average, contrast, fuse, neighbours
 
 
 class FedCTParams(FedExgParams, MoonParams):
@@ -93,7 +93,7 @@ class FedctObjective(Crossing[FedCTParams]):
 
         Eq. 9-10. With ``mixing=prototypes`` the fused prototype of class y_b, where there is one, stands for f_b.
         """
-        share, other = self.params.mix, partners(batch)
+        share, other = self.params.mix, neighbours(batch)
         second, label = features[other], batch.y[other]
         if self.params.mixing == "prototypes":
             second = torch.where(prepared["present"][label].unsqueeze(1), prepared["vectors"][label], second)

@@ -1,7 +1,5 @@
 """FedFan (this project's): a pool that is pushed along its mean's steps, opens on its way, and averages its means."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -140,7 +138,7 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
 
     def init(self, start: Start) -> FedFanState:
         """Return a pool of copies of the initial model, from which the first step and the way are counted."""
-        pool = super().init(start).pool
+        pool = self.pool_of(start, start.clients_per_round)
         (mean, counters), variates = pool.means(), ControlVariates(pool.layout, self.params.memory)
         return FedFanState(
             pool, list(range(len(pool))), mean=mean, average=mean.copy(), step=np.zeros_like(mean[-1]),

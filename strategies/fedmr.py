@@ -1,7 +1,5 @@
 """FedMR: the server shuffles the layers of the clients' models instead of averaging them."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -44,7 +42,7 @@ class FedMR(Pooled[FedMRParams, PoolState]):
             return
         orders = permutations(len(pool.layout.entries), len(slots), self.params.partition, round)
         for entry, order in zip(pool.layout.entries, orders, strict=True):
-            values = (pool.integers if entry.is_integer else pool.rows)[:, entry.start : entry.stop]
+            values = (pool.integers if entry.is_integer else pool.rows)[:, entry.place]
             values[slots] = values[slots[order]]
 
 

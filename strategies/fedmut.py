@@ -1,7 +1,5 @@
 """FedMut: every client starts from the mean, moved forth or back along the mean's last step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +66,7 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
         for entry, scale in zip(entries, factors.astype(new.dtype)):
             if entry.is_parameter or not (entry.is_integer or params.part == "parameters"):
                 for row, factor in zip(pool.rows, scale):
-                    row[entry.start : entry.stop] += factor * step[entry.start : entry.stop]
+                    row[entry.place] += factor * step[entry.place]
 
     def global_model(self, state: FedMutState) -> Arrays:
         """Return the mean of the last round's uploads, newly allocated."""

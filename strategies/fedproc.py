@@ -101,9 +101,9 @@ class FedProc(SingleModel[FedProcParams, FedProcState]):
         super().aggregate(state, round, uploads)
         sums, counts = np.zeros(state.prototypes.shape), np.zeros(len(state.prototypes))
         for upload in uploads:
-            told = credible(upload.extras["prototypes"]["count"], upload.num_examples)
-            sums += upload.extras["prototypes"]["sum"].astype(np.float64) * bool(told.any())
-            counts += told
+            own = credible(upload.extras["prototypes"]["count"], upload.num_examples)
+            sums += upload.extras["prototypes"]["sum"].astype(np.float64) * bool(own.any())
+            counts += own
         held = counts > 0
         state.prototypes = state.prototypes.copy()  # the old array may still be on its way to a client
         state.prototypes[held] = sums[held] / counts[held, None]

@@ -1,7 +1,5 @@
 """GitFL: asynchronous branches that are pulled towards a master, with clients chosen by curiosity and speed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -113,7 +111,6 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
         return mixing
 
     def global_model(self, state: GitFLState) -> Arrays:
-        """Return the master."""
         mixing = np.eye(len(state.pool))
         mixing[0] = self.master(state)
         rows, integers = mixed(state.uploads, mixing, [0])

@@ -1,7 +1,5 @@
 """IMA: in the last part of a run, the mean of the last global models is sent and evaluated."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Master pull: each round every model of the pool moves a share of the way to the pool's mean."""
 
-from __future__ import annotations
-
 from fedcross.strategies.method import Round
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
 from fedcross.strategies.parts.schedule import Constant, Share

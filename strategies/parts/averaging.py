@@ -1,7 +1,5 @@
 """Averages of models and of rows of a pool, and which rounds they are over."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 

@@ -33,8 +33,8 @@ class ControlVariates:
     """
 
     def __init__(self, layout: Layout, limit: int) -> None:
-        self.entries = sorted((e for e in layout.entries if e.is_parameter), key=lambda entry: entry.start)
-        self.parts = [slice(entry.start, entry.stop) for entry in self.entries]
+        self.entries = sorted((e for e in layout.entries if e.is_parameter), key=lambda entry: entry.place.start)
+        self.parts = [entry.place for entry in self.entries]
         self.dtype = layout.dtype
         self.most = places(limit, layout.parameter_size * layout.dtype.itemsize)
         #: Client -> y_c (p,), the client heard last at the end; and the number of its upload.

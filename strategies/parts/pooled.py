@@ -17,7 +17,7 @@ from fedcross.core.settings import Settings
 from fedcross.strategies.method import Evaluation, Round, Start, Task, Upload
 from fedcross.strategies.objective import Objective
 from fedcross.strategies.parts.single_model import Stateful
-from fedcross.strategies.parts.widths import Nested, Widths, deal
+from fedcross.strategies.parts.widths import Nested, Widths, assign
 from fedcross.strategies.pool.mixing import Matrix, diagnostics
 from fedcross.strategies.pool.pool import Array, Arrays, Integers, Layout, Pool, Storage
 from fedcross.tasks.models.width import Corners, Width
@@ -94,23 +94,23 @@ class Pooled(Stateful[Q, S]):
         if state.pool.corners is None:
             return drawn
         wanted = min(len(drawn), len(state.queue))
-        if len(dealt := _deal(state, round, drawn)) == wanted:
+        if len(dealt := _assigned(state, round, drawn)) == wanted:
             return drawn
         free = sorted(set(available) - set(drawn))
         spare = [free[i] for i in stream(round.seed, "sample", round.number, 1).permutation(len(free))]
         while len(dealt) < wanted:
             idle = max(i for i, client in enumerate(drawn) if client not in dealt.values())
             changed = ((*drawn[:idle], client, *drawn[idle + 1 :]) for client in spare)
-            better = next((one for one in changed if len(_deal(state, round, one)) > len(dealt)), None)
+            better = next((one for one in changed if len(_assigned(state, round, one)) > len(dealt)), None)
             if better is None:
                 break
             spare.remove(better[idle])
-            drawn, dealt = better, _deal(state, round, better)
+            drawn, dealt = better, _assigned(state, round, better)
         return drawn
 
     def dispatch(self, state: S, round: Round) -> list[Task]:
         """Send the least recently trained slots, in the order of the slots, to the clients in the order of the draw."""
-        pool, dealt = state.pool, _deal(state, round, round.clients)
+        pool, dealt = state.pool, _assigned(state, round, round.clients)
         state.waiting = min(len(round.clients), len(pool)) - len(dealt)
         if state.waiting:
             log(WARNING, "fedcross: round %s: %s slots wait for a fitting device", round.number, state.waiting)
@@ -155,11 +155,11 @@ def copies(start: Start, k: int, storage: Storage, widths: Sequence[Width] = ())
     return pool
 
 
-def _deal(state: PoolState, round: Round, clients: Sequence[int]) -> dict[int, int]:
+def _assigned(state: PoolState, round: Round, clients: Sequence[int]) -> dict[int, int]:
     """Return slot -> client for these clients, by slot; only a device that can hold a slot gets it."""
     if state.pool.corners is None:
         return dict(zip(sorted(state.queue[: len(clients)]), clients))
-    return deal(state.queue, state.pool.widths, {one: round.budget(one) for one in clients})
+    return assign(state.queue, state.pool.widths, {one: round.budget(one) for one in clients})
 
 
 @dataclass

@@ -6,8 +6,6 @@ order. Pools of `COMPILED_BYTES` or more use the two loops at the end of this fi
 torch's time or less, and differ from it in the last bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
