@@ -17,7 +17,7 @@ class DaisyChainParams(PooledParams):
     average: int = Field(10, ge=1)
 
 
-class DaisyChain(Pooled[DaisyChainParams, PoolState]):
+class DaisyChain(Pooled[DaisyChainParams]):
     """Kamp, Fischer and Vreeken, Federated Learning from Small Datasets (FedDC), ICLR 2023, arXiv 2110.03469.
 
     Not the FedDC of Gao et al., CVPR 2022, which corrects local drift.

@@ -28,7 +28,7 @@ class FedCrossAsyncParams(PooledParams):
         return alpha if behind <= 0 or self.gap == "none" else 1 - (1 - alpha) / (1 + behind)
 
 
-class FedCrossAsync(AsyncPool[FedCrossAsyncParams, AsyncPoolState]):
+class FedCrossAsync(AsyncPool[FedCrossAsyncParams]):
     """FedCross with one visit under way for each slot; this project's own method, nobody has published it.
 
     When the upload v_i of slot i arrives, the selection picks a collaborator co(i) among the slots that have had an

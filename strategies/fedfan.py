@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 
 from fedcross.strategies.method import Evaluation, Round, Start, Upload
-from fedcross.strategies.parts.control_variates import MIB, ControlVariates, places
+from fedcross.strategies.parts.control_variates import MIB, ControlVariates, capacity
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
 from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import loops
@@ -38,7 +38,7 @@ class FedFanParams(PooledParams, Widths):
 
     def room_remarks(self, nbytes: int, clients: int) -> list[str]:
         """Return a warning if not all of `clients`, with `nbytes` of trained parameters each, can be remembered."""
-        room = places(self.memory, nbytes)
+        room = capacity(self.memory, nbytes)
         if not self.memory or room >= clients:
             return []
         return [

@@ -20,7 +20,7 @@ class FedMRParams(PooledParams):
     partition: float = Field(0.0, ge=0, le=1)
 
 
-class FedMR(Pooled[FedMRParams, PoolState]):
+class FedMR(Pooled[FedMRParams]):
     """Hu et al., Is Aggregation the Only Choice? Federated Learning via Layer-wise Model Recombination, KDD 2024.
 
     For every entry k of the ``state_dict`` an independent random permutation p_k of the slots, ``w_i[k] =

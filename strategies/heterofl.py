@@ -62,7 +62,7 @@ class Masked(Objective[HeteroFLParams]):
         return Outcome(extras={"labels": {"held": held}})
 
 
-class HeteroFL(OneModelOfWidths[HeteroFLParams, WidthState]):
+class HeteroFL(OneModelOfWidths[HeteroFLParams]):
     """Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264).
 
     A model of width p has the first ``ceil(p n)`` channels of every hidden dimension. The new value of each weight is

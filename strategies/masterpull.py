@@ -11,7 +11,7 @@ class MasterPullParams(PooledParams):
     alpha: Share = Constant(value=10 / 11)
 
 
-class MasterPull(Pooled[MasterPullParams, PoolState]):
+class MasterPull(Pooled[MasterPullParams]):
     """What GitFL (Hu et al., RTSS 2023, arXiv 2211.12049) does to its branches, without its asynchrony.
 
     ``w_i = a v_i + (1 - a) M`` with the master M, the uniform mean of the uploads v. The mean of the pool stays the

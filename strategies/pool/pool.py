@@ -127,6 +127,7 @@ class Pool:
         self.layout, self.storage, self.corners = layout, storage or Storage(), corners
         self.widths = list(widths) or [FULL] * k  #: of each slot
         self.levels = sorted(set(self.widths))  #: the widths in the pool, the narrowest first
+        self.ranks = np.array([self.levels.index(width) for width in self.widths])  #: of the slots' widths among these
         self.rows, self.integers = self._allocate(k)
         self.columns: Integers | None = None  #: of each value of the full model; None: in the order of the layout
         self.bands = [Band(slice(0, layout.size), 0, True)]
@@ -150,11 +151,6 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def ranks(self) -> Integers:
-        """The rank of each slot's width among the `levels`."""
-        return np.array([self.levels.index(width) for width in self.widths])
 
     def _allocate(self, k: int) -> tuple[Array, Integers]:
         shape, dtype = (k, self.layout.size), self.layout.dtype
@@ -192,8 +188,8 @@ class Pool:
         model: Arrays = {}
         for entry in self.layout.entries:
             at, shape = self._place(entry, width or self.levels[-1])
-            part = (integers if entry.is_integer else row)[at].reshape(shape)
-            model[entry.name] = part.astype(entry.dtype, copy=False)
+            part = (integers if entry.is_integer else row)[at]
+            model[entry.name] = part.reshape(shape).astype(entry.dtype, copy=False)
         return model
 
     def _place(self, entry: Entry, width: Width) -> tuple[slice | Integers, tuple[int, ...]]:
@@ -257,20 +253,12 @@ class Pool:
         Integer entries are pulled to the mean of the members of their width. A value that all members share with the
         mean stays, unless `shift` (d,) moves it.
         """
-        import torch
-
-        rows, pulled = torch.from_numpy(self.rows), self._slots(members)
+        pulled = self._slots(members)
         for rank, mean in enumerate(means):
             slots = pulled[self.ranks[pulled] == rank]
-            chosen, target = torch.from_numpy(slots), torch.from_numpy(mean)
-
-            def task(columns: slice, chosen: Any = chosen, target: Any = target) -> None:
-                part = rows[chosen, columns].lerp_(target[columns], 1 - own)
-                rows[chosen, columns] = part if shift is None else part.add_(torch.from_numpy(shift[columns]))
-
             for band in self.bands:
                 if band.rank <= rank:
-                    loops.over_blocks(task, len(slots), rows.itemsize, band.columns)
+                    loops.pull(self.rows, slots, own, mean, shift, band.columns)
             weights = own * np.eye(len(slots)) + (1 - own) / max(1, len(slots))
             self.integers[slots] = mixed_integers(self.integers[slots], weights)
 
@@ -280,14 +268,13 @@ class Pool:
         Growing adds copies of the mean. Shrinking keeps the first k models and adds (old mean - their mean) to their
         parameters. Their float buffers become the old mean, because a shifted running variance could be negative.
         """
-        old, p = len(self), self.layout.parameter_size
+        old, p, rows, counters = len(self), self.layout.parameter_size, self.rows, self.integers
         if k != old and self.corners is not None:
             raise ConfigError(f"a pool of {old} models of several widths cannot have {k}: keep method.k.")
         mean, integers = self.mean_row()
         survivors = self.mean_row(range(min(k, old)))[0]
-        rows, counters = self.rows, self.integers
         self.rows, self.integers = self._allocate(k)
-        self.widths = self.widths[:1] * k
+        self.widths, self.ranks = self.widths[:1] * k, np.zeros(k, np.int64)
         self.rows[:old], self.integers[:old] = rows[:k], counters[:k]
         self.rows[old:], self.integers[old:] = mean, integers
         if k < old:
@@ -308,8 +295,6 @@ class Pool:
 def memory_bytes() -> int:
     """Return the bytes of memory this process may use: the machine's, or less if its container says so."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return machine
-    return min(machine, int(limit)) if limit.isdecimal() else machine
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else ""
+    return min(machine, int(text)) if text.isdecimal() else machine
