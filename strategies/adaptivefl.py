@@ -1,7 +1,5 @@
 """AdaptiveFL: one global model, slices that begin at several depths, and clients chosen by what they could train."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Self
@@ -76,8 +74,6 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
     normalisation keeps running statistics for each width; the authors use the statistics of the batch.
     """
 
-    State = AdaptiveFLState
-
     def widths(self, corners: Corners | None = None) -> list[Width]:
         """Return the full model, then the widths, each with its starts, the largest model first."""
         groups = max(len(corners.hidden), 1) if corners is not None else max(self.params.starts) + 1
@@ -119,7 +115,6 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
         return largest(widths[widths.index(drawn) :], round.budget(round.clients[slot]))
 
     def dispatch(self, state: AdaptiveFLState, round: Round) -> list[Task]:
-        """Send the models of this round."""
         tasks = super().dispatch(state, round)
         state.sent = {task.slot: task.width for task in tasks}
         return tasks

@@ -8,7 +8,7 @@ from fedcross.strategies.objective import Objective
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 
 
-class Pooled(Objective[Settings]):
+class UnionOfData(Objective[Settings]):
     """Cross-entropy on examples drawn from all clients' data together."""
 
     pooled = True
@@ -33,7 +33,7 @@ class Centralized(SingleModel[Settings, CentralizedState]):
     """
 
     comparable = False
-    Objective = Pooled
+    Objective = UnionOfData
 
     def sample(self, state: CentralizedState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Return the first client of the usual draw, which does the work of all drawn clients."""

@@ -1,7 +1,5 @@
 """Daisy chaining (FedDC): models wander from client to client and are averaged every few rounds only."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from pydantic import Field
@@ -9,7 +7,7 @@ from pydantic import Field
 from fedcross.core.randomness import stream
 from fedcross.strategies.method import Round
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
-from fedcross.strategies.pool.mixing import routing, uniform
+from fedcross.strategies.pool.mixing import cross, uniform
 
 
 class DaisyChainParams(PooledParams):
@@ -19,7 +17,7 @@ class DaisyChainParams(PooledParams):
     average: int = Field(10, ge=1)
 
 
-class DaisyChain(Pooled[DaisyChainParams, PoolState]):
+class DaisyChain(Pooled[DaisyChainParams]):
     """Kamp, Fischer and Vreeken, Federated Learning from Small Datasets (FedDC), ICLR 2023, arXiv 2110.03469.
 
     Not the FedDC of Gao et al., CVPR 2022, which corrects local drift.
@@ -44,4 +42,4 @@ class DaisyChain(Pooled[DaisyChainParams, PoolState]):
             state.pool.mix(uniform(len(state.pool), members))
         elif round.number % self.params.daisy == 0:
             order = stream(round.seed, "daisy", round.number).permutation(len(members))
-            state.pool.mix(routing(len(state.pool), members, order))
+            state.pool.mix(cross(len(state.pool), members, order, 0.0))

@@ -1,7 +1,5 @@
 """FedAsync: each upload moves the global model at once, the less the staler it is."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from fedcross.core.settings import Settings
@@ -17,7 +15,7 @@ class FedAsyncParams(Settings):
     power: float = Field(0.5, ge=0)
 
 
-class FedAsync(AsyncSingle[FedAsyncParams, AsyncState]):
+class FedAsync(AsyncSingle[FedAsyncParams]):
     """Xie, Koyejo, Gupta, Asynchronous Federated Optimization, 2019 (arXiv 1903.03934), with polynomial staleness.
 
     Each upload u sets ``w = (1 - b) w + b u`` with ``b = beta (s + 1)^-p``; its staleness s is the number of uploads

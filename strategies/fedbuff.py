@@ -1,7 +1,5 @@
 """FedBuff: the server collects B updates, then takes one step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from logging import WARNING
 
@@ -12,7 +10,7 @@ from pydantic import Field
 from fedcross.core.settings import Settings
 from fedcross.strategies.method import Round, Start, Upload
 from fedcross.strategies.parts.single_model import AsyncSingle, AsyncState
-from fedcross.strategies.pool.mixing import whole
+from fedcross.strategies.pool.mixing import truncated
 from fedcross.strategies.wire.records import Array, Arrays
 
 
@@ -76,7 +74,7 @@ def _stepped(array: Array, step: float, total: Array) -> Array:
     moved = np.asarray(array + step * total)
     if array.dtype.kind == "f":
         return moved.astype(array.dtype)
-    return np.where(total == 0, array, whole(moved).astype(array.dtype))  # an int64 may not fit float64
+    return np.where(total == 0, array, truncated(moved).astype(array.dtype))  # an int64 may not fit float64
 
 
 def empty(model: Arrays) -> Arrays:

@@ -10,8 +10,7 @@ from torch import Tensor
 from fedcross.strategies.method import Arrays, Round, Settings, Task, Upload
 from fedcross.strategies.objective import Batch, Net, Objective, Prepared, Tensors, Visit
 from fedcross.strategies.parts.averaging import effective_steps
-from fedcross.strategies.parts.population import Uniform
-from fedcross.strategies.parts.single_model import ModelState, to_all
+from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 from fedcross.strategies.parts.vectors import vector
 
 
@@ -63,7 +62,7 @@ class FedCMState(ModelState):
     momentum: Arrays = field(default_factory=dict)
 
 
-class FedCM(Uniform[FedCMParams, FedCMState]):
+class FedCM(SingleModel[FedCMParams, FedCMState]):
     """Xu et al., FedCM: Federated Learning with Client-level Momentum, 2021.
 
     Clients step along ``a g + (1 - a) D`` with ``D = (G_{t-1} - G_t) / (steps lr)``. The server takes the uniform mean.
@@ -76,6 +75,7 @@ class FedCM(Uniform[FedCMParams, FedCMState]):
     """
 
     Objective = ClientMomentum
+    weighting = "uniform"
     zeros = ("momentum",)
 
     def dispatch(self, state: FedCMState, round: Round) -> list[Task]:

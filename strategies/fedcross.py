@@ -1,10 +1,9 @@
 """FedCross: each round K clients train K middleware models, one each; the server then cross-aggregates the models."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeAlias
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from fedcross.core.errors import ConfigError
@@ -116,7 +115,7 @@ class FedCross(Pooled[FedCrossParams, FedCrossState]):
         for slot in range(len(pool)) if self.params.independent_start else ():
             if start.independent is None:
                 raise ConfigError("method.independent_start=true needs the network; use the command fedcross.")
-            pool.write(slot, pool.cut(start.independent(slot), slot))
+            pool.fill(start.independent(slot), [slot])
         return FedCrossState(pool, list(range(len(pool))))
 
     def dispatch(self, state: FedCrossState, round: Round) -> list[Task]:
@@ -148,10 +147,12 @@ class FedCross(Pooled[FedCrossParams, FedCrossState]):
             distances = mixings.offsets(m, params.propellers, round.number)
             own = {"equal": None, "alpha": alpha, "each": 1 - len(distances) * (1 - alpha)}[params.propeller_weighting]
             return mixings.propellers(k, members, distances, own), gram
-        if params.selection in BY_SIMILARITY and m > 1 and alpha < 1:
+        if m < 2 or alpha == 1:
+            return np.eye(k), gram
+        if params.selection in BY_SIMILARITY:
             measured, gram = mixings.similarity(params.similarity, pool, members, params.part)
-        partners = mixings.select(params.selection, m, round.number, round.seed, measured)
-        return mixings.cross(k, members, partners, alpha), gram
+        collaborators = mixings.select(params.selection, m, round.number, round.seed, measured)
+        return mixings.cross(k, members, collaborators, alpha), gram
 
     def global_model(self, state: FedCrossState) -> Arrays:
         """Return the uniform mean of the pool or, if so configured, of the last round's uploads."""

@@ -1,7 +1,5 @@
 """FedCross without waiting: each slot is mixed and sent again as soon as its upload is there."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np
@@ -30,7 +28,7 @@ class FedCrossAsyncParams(PooledParams):
         return alpha if behind <= 0 or self.gap == "none" else 1 - (1 - alpha) / (1 + behind)
 
 
-class FedCrossAsync(AsyncPool[FedCrossAsyncParams, AsyncPoolState]):
+class FedCrossAsync(AsyncPool[FedCrossAsyncParams]):
     """FedCross with one visit under way for each slot; this project's own method, nobody has published it.
 
     When the upload v_i of slot i arrives, the selection picks a collaborator co(i) among the slots that have had an
@@ -55,11 +53,11 @@ class FedCrossAsync(AsyncPool[FedCrossAsyncParams, AsyncPoolState]):
         m, measured = len(members), None
         if m > 1 and params.selection in BY_SIMILARITY:
             measured, _ = similarity(params.similarity, state.uploads, members, params.part)
-        partners, alphas = np.arange(m), [1.0] * m
+        collaborators, alphas = np.arange(m), [1.0] * m
         for version in sorted({versions[slot] for slot in slots}):
             alpha, found = params.alpha.at(version), select(params.selection, m, version, round.seed, measured)
             for i, slot in enumerate(members):
                 if slot in slots and versions[slot] == version and alpha < 1:
-                    partners[i], behind = found[i], version - versions[members[found[i]]]
+                    collaborators[i], behind = found[i], version - versions[members[found[i]]]
                     alphas[i] = params.own(alpha, behind)
-        return cross(len(state.pool), members, partners, alphas)
+        return cross(len(state.pool), members, collaborators, alphas)

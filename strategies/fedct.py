@@ -8,18 +8,16 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedcross.strategies.method import Arrays, Round, Upload
-from fedcross.strategies.moon import Contrast, MoonParams
+from fedcross.strategies.fedexg import BIAS, GROUP, WEIGHT, Crossing, FedExg, FedExgParams, FedExgState
+from fedcross.strategies.method import Arrays, Round
+from fedcross.strategies.moon import Contrast, MoonParams, project
 from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
-from fedcross.strategies.parts import cross_training as crossing
-from fedcross.strategies.parts.cross_training import BIAS, GROUP, WEIGHT, CrossState
 from fedcross.strategies.parts.losses import each
 from fedcross.strategies.parts.matching import MATCHINGS, Costs, Stay, consistency
-from fedcross.strategies.parts.projection import project
-from fedcross.strategies.parts.prototypes import average, contrast, fuse, partners
+from fedcross.strategies.parts.prototypes import average, contrast, fuse, neighbours
 
 
-class FedCTParams(crossing.CrossTrainingParams, MoonParams):
+class FedCTParams(FedExgParams, MoonParams):
     base: Literal["fedavg", "moon"] = "fedavg"
     broadcast: Literal["consistency", "inconsistency", "random"] = "consistency"
     matching: Literal["assignment", "greedy", "literal"] = "assignment"
@@ -49,7 +47,7 @@ class FedCTParams(crossing.CrossTrainingParams, MoonParams):
         ]
 
 
-class FedctObjective(crossing.CrossObjective[FedCTParams]):
+class FedctObjective(Crossing[FedCTParams]):
     """At a host ``CE + kappa APCL + eta MFA``; at home the base loss."""
 
     halves = True
@@ -95,7 +93,7 @@ class FedctObjective(crossing.CrossObjective[FedCTParams]):
 
         Eq. 9-10. With ``mixing=prototypes`` the fused prototype of class y_b, where there is one, stands for f_b.
         """
-        share, other = self.params.mix, partners(batch)
+        share, other = self.params.mix, neighbours(batch)
         second, label = features[other], batch.y[other]
         if self.params.mixing == "prototypes":
             second = torch.where(prepared["present"][label].unsqueeze(1), prepared["vectors"][label], second)
@@ -103,7 +101,7 @@ class FedctObjective(crossing.CrossObjective[FedCTParams]):
         return share * each(scores, batch.y) + (1 - share) * each(scores, label)
 
 
-class FedCT(crossing.CrossTraining[FedCTParams]):
+class FedCT(FedExg[FedCTParams]):
     """Qi et al., Cross-Training with Multi-View Knowledge Fusion for Heterogeneous Federated Learning, 2024.
 
     Phase I: each client trains with the base loss and computes its prototypes ``u^k``, the class means of embeddings.
@@ -134,28 +132,23 @@ class FedCT(crossing.CrossTraining[FedCTParams]):
     def network(self, model: nn.Module, deployed: bool = False) -> nn.Module:
         return project(model, self.params, "FedCT") if self.params.base == "moon" and not deployed else model
 
-    def match(self, state: CrossState, round: Round, clients: list[int], stay: Stay) -> Sequence[int]:
+    def match(self, state: FedExgState, round: Round, clients: list[int], stay: Stay) -> Sequence[int]:
         if self.params.broadcast == "random":
             return super().match(state, round, clients, stay)
         values = self.consistencies(state, clients)
         costs = values if self.params.broadcast == "consistency" else -values
         hosts = MATCHINGS[self.params.matching](costs, stay)
-        state.met = float(values[np.arange(len(hosts)), hosts].mean())
+        state.metrics = {"route_consistency": float(values[np.arange(len(hosts)), hosts].mean())}
         return [int(host) for host in hosts]
 
-    def consistencies(self, state: CrossState, clients: list[int]) -> Costs:
+    def consistencies(self, state: FedExgState, clients: list[int]) -> Costs:
         """Return ``v_ij`` of the models, by slot, and the `clients`, (models, clients), in nats."""
         models = [learner.arrays for _, learner in sorted(state.learners.items())]
         rows = [[consistency(m[WEIGHT], m.get(BIAS), **state.latest[c]) for c in clients] for m in models]
         return np.array(rows)
 
-    def guidance(self, state: CrossState, slot: int) -> dict[str, Arrays]:
+    def guidance(self, state: FedExgState, slot: int) -> dict[str, Arrays]:
         if not self.params.guides:
             return {}
         overall = average([state.latest[client] for client in sorted(state.latest)])
         return {GROUP: fuse(overall, state.learners[slot].prototypes, self.params.fusion)}
-
-    def aggregate(self, state: CrossState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        metrics = super().aggregate(state, round, uploads)
-        met, state.met = state.met, None
-        return metrics if met is None else {**metrics, "route_consistency": met}

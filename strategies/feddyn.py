@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 
 from fedcross.strategies.method import Arrays, Round, Settings, Upload
 from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
-from fedcross.strategies.parts.population import Population, PopulationState
+from fedcross.strategies.parts.single_model import Population, PopulationState
 from fedcross.strategies.parts.vectors import keep, kept
 
 

@@ -1,7 +1,5 @@
 """FedFan (this project's): a pool that is pushed along its mean's steps, opens on its way, and averages its means."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +9,7 @@ import torch
 from pydantic import Field
 
 from fedcross.strategies.method import Evaluation, Round, Start, Upload
-from fedcross.strategies.parts.control_variates import MIB, ControlVariates, places
+from fedcross.strategies.parts.control_variates import MIB, ControlVariates, capacity
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
 from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import loops
@@ -40,7 +38,7 @@ class FedFanParams(PooledParams, Widths):
 
     def room_remarks(self, nbytes: int, clients: int) -> list[str]:
         """Return a warning if not all of `clients`, with `nbytes` of trained parameters each, can be remembered."""
-        room = places(self.memory, nbytes)
+        room = capacity(self.memory, nbytes)
         if not self.memory or room >= clients:
             return []
         return [
@@ -140,7 +138,7 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
 
     def init(self, start: Start) -> FedFanState:
         """Return a pool of copies of the initial model, from which the first step and the way are counted."""
-        pool = super().init(start).pool
+        pool = self.pool_of(start, start.clients_per_round)
         (mean, counters), variates = pool.means(), ControlVariates(pool.layout, self.params.memory)
         return FedFanState(
             pool, list(range(len(pool))), mean=mean, average=mean.copy(), step=np.zeros_like(mean[-1]),

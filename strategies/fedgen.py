@@ -1,6 +1,5 @@
 """FedGen: the server learns a generator of embeddings from the clients' heads; clients regularise with it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,6 +20,7 @@ from fedcross.strategies.parts.losses import cross_entropy, divergence
 from fedcross.strategies.parts.prototypes import credible
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 
+Counts = NDArray[np.float64]
 HEAD = ("classifier.weight", "classifier.bias")
 #: Parameters of the generator that Adam updates; the server also sends ``norm.mean`` and ``norm.variance``.
 TRAINED = ("hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "latent.weight", "latent.bias")
@@ -222,9 +222,7 @@ class FedGen(SingleModel[FedGenParams, FedGenState]):
         super().aggregate(state, round, uploads)
         return metrics
 
-    def train_generator(
-        self, state: FedGenState, round: Round, counts: NDArray[np.float64], models: Sequence[Arrays]
-    ) -> float:
+    def train_generator(self, state: FedGenState, round: Round, counts: Counts, models: list[Arrays]) -> float:
         """Take the round's Adam steps on the heads of `models` with label counts (k, classes); return the last loss."""
         p, total = self.params, counts.sum(0)
         weight, bias = (torch.from_numpy(np.stack([m[name] for m in models]).astype(np.float32)) for name in HEAD)

@@ -1,7 +1,5 @@
 """FedMR: the server shuffles the layers of the clients' models instead of averaging them."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
@@ -22,7 +20,7 @@ class FedMRParams(PooledParams):
     partition: float = Field(0.0, ge=0, le=1)
 
 
-class FedMR(Pooled[FedMRParams, PoolState]):
+class FedMR(Pooled[FedMRParams]):
     """Hu et al., Is Aggregation the Only Choice? Federated Learning via Layer-wise Model Recombination, KDD 2024.
 
     For every entry k of the ``state_dict`` an independent random permutation p_k of the slots, ``w_i[k] =
@@ -44,7 +42,7 @@ class FedMR(Pooled[FedMRParams, PoolState]):
             return
         orders = permutations(len(pool.layout.entries), len(slots), self.params.partition, round)
         for entry, order in zip(pool.layout.entries, orders, strict=True):
-            values = (pool.integers if entry.is_integer else pool.rows)[:, entry.start : entry.stop]
+            values = (pool.integers if entry.is_integer else pool.rows)[:, entry.place]
             values[slots] = values[slots[order]]
 
 

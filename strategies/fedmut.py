@@ -1,7 +1,5 @@
 """FedMut: every client starts from the mean, moved forth or back along the mean's last step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,9 +52,9 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
 
     def init(self, start: Start) -> FedMutState:
         """Return a pool of copies of the initial model, which is also the first mean."""
-        pool = super().init(start)
-        mean, counters = pool.pool.mean_row([0])
-        return FedMutState(pool.pool, pool.queue, mean=mean, counters=counters)
+        pool = self.pool_of(start, start.clients_per_round)
+        mean, counters = pool.mean_row([0])
+        return FedMutState(pool, list(range(len(pool))), mean=mean, counters=counters)
 
     def recombine(self, state: FedMutState, round: Round, members: list[int]) -> None:
         """Take the mean of the uploads and spread the slots around it."""
@@ -68,7 +66,7 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
         for entry, scale in zip(entries, factors.astype(new.dtype)):
             if entry.is_parameter or not (entry.is_integer or params.part == "parameters"):
                 for row, factor in zip(pool.rows, scale):
-                    row[entry.start : entry.stop] += factor * step[entry.start : entry.stop]
+                    row[entry.place] += factor * step[entry.place]
 
     def global_model(self, state: FedMutState) -> Arrays:
         """Return the mean of the last round's uploads, newly allocated."""

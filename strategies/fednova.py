@@ -23,7 +23,7 @@ class Counted(Objective[FedNovaParams]):
         return Outcome({"steps": {"tau": np.array(trained.steps, np.int64)}})
 
 
-class FedNova(SingleModel[FedNovaParams, ModelState]):
+class FedNova(SingleModel[FedNovaParams]):
     """Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020.
 
     With ``d_u = (w - w_u)/a_u`` the server sets ``w -= (sum_u p_u a_u) sum_u p_u d_u``, p_u the share of u's examples

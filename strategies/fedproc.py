@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.moon import Projected, project
 from fedcross.strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit, as_tensors
 from fedcross.strategies.parts.losses import cross_entropy, embedded
-from fedcross.strategies.parts.projection import Projected, project
 from fedcross.strategies.parts.prototypes import credible
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 
@@ -101,9 +101,9 @@ class FedProc(SingleModel[FedProcParams, FedProcState]):
         super().aggregate(state, round, uploads)
         sums, counts = np.zeros(state.prototypes.shape), np.zeros(len(state.prototypes))
         for upload in uploads:
-            told = credible(upload.extras["prototypes"]["count"], upload.num_examples)
-            sums += upload.extras["prototypes"]["sum"].astype(np.float64) * bool(told.any())
-            counts += told
+            own = credible(upload.extras["prototypes"]["count"], upload.num_examples)
+            sums += upload.extras["prototypes"]["sum"].astype(np.float64) * bool(own.any())
+            counts += own
         held = counts > 0
         state.prototypes = state.prototypes.copy()  # the old array may still be on its way to a client
         state.prototypes[held] = sums[held] / counts[held, None]

@@ -8,9 +8,36 @@ from torch import Tensor
 
 from fedcross.strategies.method import Arrays, Round, Settings, Upload
 from fedcross.strategies.objective import Objective, Prepared, Visit
-from fedcross.strategies.parts.averaging import Swa, weighted_mean
+from fedcross.strategies.parts.averaging import first_late, weighted_mean
 from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.parts.vectors import scaled
+
+
+class Swa(Settings):
+    """Settings of stochastic weight averaging on the server.
+
+    It begins after a share `start` of the planned rounds; one global model in c = `cycle` rounds joins the average.
+    With c > 1 the clients' learning rate is cyclic and falls to `lr` within each cycle.
+    """
+
+    start: float = Field(0.75, ge=0, le=1)
+    cycle: int = Field(10, ge=1)
+    lr: float = Field(1e-4, gt=0)
+
+    def collects(self, number: int, rounds: int) -> bool:
+        """Return whether the global model of round `number` joins the average."""
+        late = number - first_late(rounds, self.start)
+        return late > 0 and late % self.cycle == 0
+
+    def rate(self, lr: float, number: int, rounds: int) -> float:
+        """Return the learning rate of round `number` where it would be `lr` without averaging.
+
+        ``(1 - t) lr + t self.lr`` with ``t = (i mod c + 1)/c``, i the round counted from 0.
+        """
+        if self.cycle == 1 or number < first_late(rounds, self.start):
+            return lr
+        t = ((number - 1) % self.cycle + 1) / self.cycle
+        return (1 - t) * lr + t * self.lr
 
 
 class FedSAMParams(Settings):

@@ -8,8 +8,7 @@ from torch import Tensor
 from fedcross.strategies.method import Round, Settings, Upload
 from fedcross.strategies.objective import Objective
 from fedcross.strategies.parts.averaging import move
-from fedcross.strategies.parts.population import Uniform
-from fedcross.strategies.parts.single_model import ModelState
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 
 
 class FedSWAParams(Settings):
@@ -27,7 +26,7 @@ class Falling(Objective[Any]):
         return 1 - fall * number / steps
 
 
-class FedSWA(Uniform[FedSWAParams, ModelState]):
+class FedSWA(SingleModel[FedSWAParams]):
     """Liu et al., Improving Generalization in Federated Learning with Highly Heterogeneous Data, ICML 2025.
 
     Step k of the T steps of a visit has the learning rate ``lr (1 - (1 - r) k / T)``. The server sets
@@ -39,6 +38,7 @@ class FedSWA(Uniform[FedSWAParams, ModelState]):
     """
 
     Objective = Falling
+    weighting = "uniform"
 
     def aggregate(self, state: ModelState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         sent = state.model

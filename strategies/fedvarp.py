@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from fedcross.strategies.method import Arrays, Round, Settings, Upload
-from fedcross.strategies.parts.population import Population, PopulationState, Uniform
+from fedcross.strategies.parts.single_model import Population, PopulationState
 
 
 class FedVARPParams(Settings):
@@ -21,7 +21,7 @@ class FedVARPState(PopulationState):
     total: Arrays = field(default_factory=dict)
 
 
-class FedVARP(Uniform[FedVARPParams, FedVARPState], Population[FedVARPParams, FedVARPState]):
+class FedVARP(Population[FedVARPParams, FedVARPState]):
     """Jhunjhunwala et al., FedVARP: Tackling the Variance Due to Partial Client Participation, UAI 2022.
 
     With the updates ``d_u = w_u - G`` the server sets ``G += s (mean_S (d_u - y_u) + mean_N y_u)`` and then
@@ -32,6 +32,7 @@ class FedVARP(Uniform[FedVARPParams, FedVARPState], Population[FedVARPParams, Fe
     Deviations: corrected are parameters; statistics of batch normalisation are averaged. A lost client keeps its y_u.
     """
 
+    weighting = "uniform"
     zeros = ("total",)
 
     def aggregate(self, state: FedVARPState, round: Round, uploads: list[Upload]) -> dict[str, float]:

@@ -1,7 +1,5 @@
 """GitFL: asynchronous branches that are pulled towards a master, with clients chosen by curiosity and speed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -67,8 +65,6 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
     connected clients. Uploads that arrive together are all counted before any slot is mixed.
     """
 
-    State = GitFLState
-
     def sample(self, state: GitFLState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Draw a client for each free slot, one after another, by curiosity and speed."""
         draw = stream(round.seed, "sample", round.number, round.exchange)
@@ -115,7 +111,6 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
         return mixing
 
     def global_model(self, state: GitFLState) -> Arrays:
-        """Return the master."""
         mixing = np.eye(len(state.pool))
         mixing[0] = self.master(state)
         rows, integers = mixed(state.uploads, mixing, [0])

@@ -1,7 +1,5 @@
 """HeteroFL: one global model; every client trains the width of it that its device can hold."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 
@@ -47,7 +45,6 @@ class Masked(Objective[HeteroFLParams]):
         return {"absent": torch.bincount(visit.y, minlength=visit.classes) == 0}
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
-        """Return the scalar loss of one batch."""
         return cross_entropy(net.logits(params, buffers, batch.x).masked_fill(prepared["absent"], 0), batch)
 
     def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
@@ -65,7 +62,7 @@ class Masked(Objective[HeteroFLParams]):
         return Outcome(extras={"labels": {"held": held}})
 
 
-class HeteroFL(OneModelOfWidths[HeteroFLParams, WidthState]):
+class HeteroFL(OneModelOfWidths[HeteroFLParams]):
     """Diao, Ding and Tarokh, HeteroFL, ICLR 2021 (arXiv 2010.01264).
 
     A model of width p has the first ``ceil(p n)`` channels of every hidden dimension. The new value of each weight is
@@ -86,7 +83,6 @@ class HeteroFL(OneModelOfWidths[HeteroFLParams, WidthState]):
     """
 
     def objective(self) -> Objective:
-        """Return what clients minimise."""
         return Masked(self.params) if self.params.masked else Objective(self.params)
 
     def width_for(self, state: WidthState, round: Round, slot: int) -> Width | None:

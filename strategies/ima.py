@@ -1,7 +1,5 @@
 """IMA: in the last part of a run, the mean of the last global models is sent and evaluated."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from pydantic import Field
@@ -55,7 +53,6 @@ class IMA(SingleModel[IMAParams, IMAState]):
     """
 
     Objective = Milder
-    State = IMAState
 
     def aggregate(self, state: IMAState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Average the uploads; late in the run, send the mean of the last averages."""

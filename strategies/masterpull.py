@@ -1,7 +1,5 @@
 """Master pull: each round every model of the pool moves a share of the way to the pool's mean."""
 
-from __future__ import annotations
-
 from fedcross.strategies.method import Round
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
 from fedcross.strategies.parts.schedule import Constant, Share
@@ -13,7 +11,7 @@ class MasterPullParams(PooledParams):
     alpha: Share = Constant(value=10 / 11)
 
 
-class MasterPull(Pooled[MasterPullParams, PoolState]):
+class MasterPull(Pooled[MasterPullParams]):
     """What GitFL (Hu et al., RTSS 2023, arXiv 2211.12049) does to its branches, without its asynchrony.
 
     ``w_i = a v_i + (1 - a) M`` with the master M, the uniform mean of the uploads v. The mean of the pool stays the

@@ -4,14 +4,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from fedcross.strategies.fedexg import GROUP, Crossing, FedExg, FedExgParams, FedExgState
 from fedcross.strategies.objective import Batch, Net, Prepared, Tensors
-from fedcross.strategies.parts import cross_training as crossing
 from fedcross.strategies.parts.losses import each
 from fedcross.strategies.parts.prototypes import contrast, cosines
 from fedcross.strategies.wire.records import Arrays
 
 
-class PGCTParams(crossing.CrossTrainingParams):
+class PGCTParams(FedExgParams):
     kappa: float = Field(1.0, ge=0)
     eta: float = Field(0.1, ge=0)
     temperature: float = Field(0.5, gt=0)
@@ -22,7 +22,7 @@ class PGCTParams(crossing.CrossTrainingParams):
         return self.kappa > 0 or self.eta > 0
 
 
-class PgctObjective(crossing.CrossObjective[PGCTParams]):
+class PgctObjective(Crossing[PGCTParams]):
     """At a host ``CE + kappa C + eta A``; at home CE."""
 
     halves = True
@@ -43,7 +43,7 @@ class PgctObjective(crossing.CrossObjective[PGCTParams]):
         return batch.mean(loss)
 
 
-class PGCT(crossing.CrossTraining[PGCTParams]):
+class PGCT(FedExg[PGCTParams]):
     """Qi et al., Cross-Training with Prototypical Distillation for Improving the Generalization of Federated Learning.
 
     Inferred, as only its abstract and its row in FedCT's tables were found: (1) the route is FedExg's random
@@ -59,6 +59,6 @@ class PGCT(crossing.CrossTraining[PGCTParams]):
 
     Objective = PgctObjective
 
-    def guidance(self, state: crossing.CrossState, slot: int) -> dict[str, Arrays]:
+    def guidance(self, state: FedExgState, slot: int) -> dict[str, Arrays]:
         found = state.learners[slot].prototypes
-        return {crossing.GROUP: found} if found else {}
+        return {GROUP: found} if found else {}

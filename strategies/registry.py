@@ -1,7 +1,5 @@
 """Methods by name (``strategies/NAME.py`` holds the class NAME in lower case), their objectives and networks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

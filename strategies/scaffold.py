@@ -11,8 +11,7 @@ from typing_extensions import TypeVar
 from fedcross.strategies.method import Round, Settings, Task, Upload
 from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
 from fedcross.strategies.parts.averaging import effective_steps, move
-from fedcross.strategies.parts.population import Population, PopulationState
-from fedcross.strategies.parts.single_model import to_all
+from fedcross.strategies.parts.single_model import Population, PopulationState, to_all
 from fedcross.strategies.parts.vectors import kept, named, vector
 from fedcross.strategies.wire.records import Arrays, spec_of
 

@@ -3,8 +3,6 @@
 ``python -m fedcross.strategies.stubs`` writes it anew after a change of settings.
 """
 
-from __future__ import annotations
-
 import types
 from inspect import Parameter
 from pathlib import Path

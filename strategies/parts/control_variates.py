@@ -33,10 +33,9 @@ class ControlVariates:
     """
 
     def __init__(self, layout: Layout, limit: int) -> None:
-        self.entries = sorted((e for e in layout.entries if e.is_parameter), key=lambda entry: entry.start)
-        self.parts = [slice(entry.start, entry.stop) for entry in self.entries]
+        self.entries = sorted((e for e in layout.entries if e.is_parameter), key=lambda entry: entry.place.start)
         self.dtype = layout.dtype
-        self.most = places(limit, layout.parameter_size * layout.dtype.itemsize)
+        self.most = capacity(limit, layout.parameter_size * layout.dtype.itemsize)
         #: Client -> y_c (p,), the client heard last at the end; and the number of its upload.
         self.rows: dict[int, Array] = {}
         self.heard: dict[int, int] = {}
@@ -79,8 +78,8 @@ class ControlVariates:
         _, then, now = products.sum(axis=1)
         share = (self.share * (math.sqrt(now / then) if now < then else 1.0)).astype(self.dtype)
         arrays = dict(upload.arrays)
-        for entry, part, one in zip(self.entries, self.parts, share):
-            arrays[entry.name] = arrays[entry.name] - (apart[part] * one).reshape(entry.shape)
+        for entry, one in zip(self.entries, share):
+            arrays[entry.name] = arrays[entry.name] - (apart[entry.place] * one).reshape(entry.shape)
         return replace(upload, arrays=arrays)
 
     def _row(self, arrays: Arrays) -> Array:
@@ -88,8 +87,8 @@ class ControlVariates:
 
     def _products(self, now: Array, then: Array) -> NDArray[np.float64]:
         """Return ``<now, then>``, ``|then|^2`` and ``|now|^2`` of each entry, float64 (3, E)."""
-        pairs = ((now, then), (then, then), (now, now))
-        return np.array([[np.einsum("i,i->", a[p], b[p], dtype=np.float64) for p in self.parts] for a, b in pairs])
+        pairs, parts = ((now, then), (then, then), (now, now)), [entry.place for entry in self.entries]
+        return np.array([[np.einsum("i,i->", a[p], b[p], dtype=np.float64) for p in parts] for a, b in pairs])
 
     def _forget(self, clients: list[int]) -> None:
         for client in clients:
@@ -111,7 +110,7 @@ class ControlVariates:
             self.products = arrays["products"].copy()
 
 
-def places(limit: int, nbytes: int) -> int:
+def capacity(limit: int, nbytes: int) -> int:
     """Return how many clients' changes of `nbytes` go into `limit` bytes; 0 for one, which is its own mean."""
     found = limit // max(1, nbytes)
     return found if found > 1 else 0

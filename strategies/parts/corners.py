@@ -1,19 +1,18 @@
 """One global model, of which every client trains the width that its device can hold: HeteroFL, AdaptiveFL."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import cast
 
 import numpy as np
 from typing_extensions import TypeVar
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.settings import Settings
-from fedcross.strategies.method import Evaluation, Method, Round, Start, Task, Upload
+from fedcross.strategies.method import Evaluation, Round, Start, Task, Upload
+from fedcross.strategies.objective import P
 from fedcross.strategies.parts.averaging import weighted_mean
+from fedcross.strategies.parts.single_model import Stateful
 from fedcross.strategies.pool.pool import Array, Arrays
 from fedcross.tasks.models.width import Width
 
@@ -80,14 +79,11 @@ class WidthState:
     idle: int = 0
 
 
-P = TypeVar("P", bound=Settings, default=Any)
-S = TypeVar("S", bound=WidthState, default=Any)
+S = TypeVar("S", bound=WidthState, default=WidthState)
 
 
-class OneModelOfWidths(Method[P, S]):
+class OneModelOfWidths(Stateful[P, S]):
     """Base of methods that define, for each client of a round, :meth:`width_for`."""
-
-    State: ClassVar[type[WidthState]] = WidthState
 
     def init(self, start: Start) -> S:
         """Return the initial model at every width."""

@@ -4,8 +4,6 @@ Rows are models, columns are clients: ``costs[i, j]``, finite, is the cost of tr
 j]`` marks the client that trained model i last. Every model moves to another client wherever that is possible.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

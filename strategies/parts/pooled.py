@@ -1,12 +1,10 @@
 """Bases of methods with one model per slot, K = ``clients_per_round`` slots: by rounds, or upload by upload."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import WARNING
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.common.logger import log
@@ -16,9 +14,10 @@ from typing_extensions import TypeVar
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
-from fedcross.strategies.method import Evaluation, Method, Round, Start, Task, Upload
+from fedcross.strategies.method import Evaluation, Round, Start, Task, Upload
 from fedcross.strategies.objective import Objective
-from fedcross.strategies.parts.widths import Nested, Widths, deal
+from fedcross.strategies.parts.single_model import Stateful
+from fedcross.strategies.parts.widths import Nested, Widths, assign
 from fedcross.strategies.pool.mixing import Matrix, diagnostics
 from fedcross.strategies.pool.pool import Array, Arrays, Integers, Layout, Pool, Storage
 from fedcross.tasks.models.width import Corners, Width
@@ -52,11 +51,11 @@ class PoolState:
     waiting: int = 0
 
 
-Q = TypeVar("Q", bound=PooledParams, default=Any)
-S = TypeVar("S", bound=PoolState, default=Any)
+Q = TypeVar("Q", bound=PooledParams, default=PooledParams)
+S = TypeVar("S", bound=PoolState, default=PoolState)
 
 
-class Pooled(Method[Q, S]):
+class Pooled(Stateful[Q, S]):
     """Base of methods with one model per slot, which define :meth:`recombine`.
 
     All slots start as copies of one initial model. The global model is their uniform mean. If fewer than K clients are
@@ -74,17 +73,11 @@ class Pooled(Method[Q, S]):
     def init(self, start: Start) -> S:
         """Return a pool of copies of the initial model."""
         pool = self.pool_of(start, start.clients_per_round)
-        return cast("S", PoolState(pool, list(range(len(pool)))))
+        return cast("S", self.State(pool, list(range(len(pool)))))
 
     def pool_of(self, start: Start, k: int) -> Pool:
         """Return a pool of k copies of the initial model, each of its slot's width."""
-        widths = self.slot_widths(k)
-        if widths and start.corners is None:
-            raise ConfigError(f"{type(self).__name__}: method.widths needs the network; use the command fedcross.")
-        layout, corners = Layout.of(start.arrays, start.parameters), start.corners if widths else None
-        pool = Pool(layout, k, self.params.storage, widths, corners)
-        pool.fill(start.arrays)
-        return pool
+        return copies(start, k, self.params.storage, self.slot_widths(k))
 
     def slot_widths(self, k: int) -> list[Width]:
         """Return the width of each of k slots, the widest first; empty if all are full."""
@@ -101,23 +94,23 @@ class Pooled(Method[Q, S]):
         if state.pool.corners is None:
             return drawn
         wanted = min(len(drawn), len(state.queue))
-        if len(dealt := _deal(state, round, drawn)) == wanted:
+        if len(dealt := _assigned(state, round, drawn)) == wanted:
             return drawn
         free = sorted(set(available) - set(drawn))
         spare = [free[i] for i in stream(round.seed, "sample", round.number, 1).permutation(len(free))]
         while len(dealt) < wanted:
             idle = max(i for i, client in enumerate(drawn) if client not in dealt.values())
             changed = ((*drawn[:idle], client, *drawn[idle + 1 :]) for client in spare)
-            better = next((one for one in changed if len(_deal(state, round, one)) > len(dealt)), None)
+            better = next((one for one in changed if len(_assigned(state, round, one)) > len(dealt)), None)
             if better is None:
                 break
             spare.remove(better[idle])
-            drawn, dealt = better, _deal(state, round, better)
+            drawn, dealt = better, _assigned(state, round, better)
         return drawn
 
     def dispatch(self, state: S, round: Round) -> list[Task]:
         """Send the least recently trained slots, in the order of the slots, to the clients in the order of the draw."""
-        pool, dealt = state.pool, _deal(state, round, round.clients)
+        pool, dealt = state.pool, _assigned(state, round, round.clients)
         state.waiting = min(len(round.clients), len(pool)) - len(dealt)
         if state.waiting:
             log(WARNING, "fedcross: round %s: %s slots wait for a fitting device", round.number, state.waiting)
@@ -153,11 +146,20 @@ class Pooled(Method[Q, S]):
         return Evaluation([], means)
 
 
-def _deal(state: PoolState, round: Round, clients: Sequence[int]) -> dict[int, int]:
+def copies(start: Start, k: int, storage: Storage, widths: Sequence[Width] = ()) -> Pool:
+    """Return a pool of k copies of the initial model, each of its slot's width."""
+    if widths and start.corners is None:
+        raise ConfigError("method.widths needs the network; use the command fedcross.")
+    pool = Pool(Layout.of(start.arrays, start.parameters), k, storage, widths, start.corners if widths else None)
+    pool.fill(start.arrays)
+    return pool
+
+
+def _assigned(state: PoolState, round: Round, clients: Sequence[int]) -> dict[int, int]:
     """Return slot -> client for these clients, by slot; only a device that can hold a slot gets it."""
     if state.pool.corners is None:
         return dict(zip(sorted(state.queue[: len(clients)]), clients))
-    return deal(state.queue, state.pool.widths, {one: round.budget(one) for one in clients})
+    return assign(state.queue, state.pool.widths, {one: round.budget(one) for one in clients})
 
 
 @dataclass
@@ -169,26 +171,23 @@ class AsyncPoolState:
     versions: list[int]
 
 
-B = TypeVar("B", bound=AsyncPoolState, default=Any)
+B = TypeVar("B", bound=AsyncPoolState, default=AsyncPoolState)
 
 
-class AsyncPool(Method[Q, B]):
+class AsyncPool(Stateful[Q, B]):
     """Base of asynchronous methods with one model per slot, K = ``clients_per_round`` slots.
 
     A method defines :meth:`mixing`. All slots start as copies of one initial model; the global model is their mean.
     """
 
-    State: ClassVar[type[AsyncPoolState]] = AsyncPoolState
     asynchronous = True
     may_change = Pooled.may_change
 
     def init(self, start: Start) -> B:
         """Fill both pools with copies of the initial model."""
-        layout, k = Layout.of(start.arrays, start.parameters), start.clients_per_round
-        pools = [Pool(layout, k, self.params.storage) for _ in range(2)]
-        for pool in pools:
-            pool.fill(start.arrays)
-        return cast("B", self.State(pools[0], pools[1], [0] * k))
+        k = start.clients_per_round
+        sent, uploads = (copies(start, k, self.params.storage) for _ in range(2))
+        return cast("B", self.State(sent, uploads, [0] * k))
 
     @abstractmethod
     def mixing(self, state: B, round: Round, slots: list[int]) -> Matrix:

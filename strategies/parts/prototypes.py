@@ -31,8 +31,8 @@ def class_means(net: Net, params: Tensors, buffers: Tensors, x: Tensor | Inputs,
 
 def credible(counts: NDArray[np.int64], examples: int) -> NDArray[np.float64]:
     """Return the label counts (classes,) that a client sent; zeros if they do not add up to its `examples`."""
-    told = counts.astype(np.float64)  # as int64 a sum could overflow to the right number
-    return told if told.min() >= 0 and told.sum() == examples else 0 * told
+    found = counts.astype(np.float64)  # as int64 a sum could overflow to the right number
+    return found if found.min() >= 0 and found.sum() == examples else 0 * found
 
 
 def average(prototypes: list[Arrays]) -> Arrays:
@@ -64,8 +64,8 @@ def contrast(features: Tensor, y: Tensor, vectors: Tensor, present: Tensor, temp
     return torch.where(present[y], loss, torch.zeros_like(loss))
 
 
-def partners(batch: Batch) -> Tensor:
-    """Return each row's partner for mixing, int64 (batch,): the next real row, the first after the last.
+def neighbours(batch: Batch) -> Tensor:
+    """Return each row's neighbour, to mix with, int64 (batch,): the next real row, the first after the last.
 
     The trainer shuffles the examples each epoch, so neighbours are a uniform random pairing.
     """

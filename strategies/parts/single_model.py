@@ -1,18 +1,31 @@
 """Bases of methods with one global model: by rounds, the mean of the uploads replaces it; or upload by upload."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, ClassVar, cast, get_args
 
 from typing_extensions import TypeVar
 
-from fedcross.strategies.method import GLOBAL, Method, Round, Start, Task, Upload
+from fedcross.strategies.method import GLOBAL, Method, Round, S, Start, Task, Upload
 from fedcross.strategies.objective import P
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.vectors import zeros
 from fedcross.strategies.pool.pool import Arrays
+
+
+class Stateful(Method[P, S]):
+    """Base of methods whose ``init`` is written already: a method names its state's class in the brackets behind it."""
+
+    State: ClassVar[type[Any]]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Set ``State`` from the brackets behind the base class."""
+        super().__init_subclass__(**keywords)
+        for argument in (one for base in cls.__dict__.get("__orig_bases__", ()) for one in get_args(base)):
+            kind = argument.__bound__ if isinstance(argument, TypeVar) else argument
+            if is_dataclass(kind):
+                cls.State = cast("type[Any]", kind)
 
 
 @dataclass
@@ -23,28 +36,19 @@ class ModelState:
     parameters: tuple[str, ...] = field(default=(), kw_only=True)
 
 
-M = TypeVar("M", bound=ModelState, default=Any)
+M = TypeVar("M", bound=ModelState, default=ModelState)
 
 
-class SingleModel(Method[P, M]):
+class SingleModel(Stateful[P, M]):
     """Base of methods with one global model: every client gets it, the mean of the uploads replaces it.
 
-    Weights and batch-normalisation statistics are averaged alike, by the setting ``weighting`` of the method, if it has
-    one, else by examples. A round without uploads changes nothing. A method names the class of its state in the
-    brackets behind the base class.
+    Weights and batch-normalisation statistics are averaged alike. A round without uploads changes nothing.
     """
 
-    State: ClassVar[type[ModelState]] = ModelState
+    #: Weights of the mean, ``examples`` or ``uniform``, unless the method has a setting of this name.
+    weighting: ClassVar[str] = "examples"
     #: Fields of the state that are vectors, one value for each parameter, zero at first.
     zeros: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        """Set ``State`` from the brackets behind the base class."""
-        super().__init_subclass__(**keywords)
-        for argument in (one for base in cls.__dict__.get("__orig_bases__", ()) for one in get_args(base)):
-            kind = argument.__bound__ if isinstance(argument, TypeVar) else argument
-            if isinstance(kind, type) and issubclass(kind, ModelState):
-                cls.State = kind
 
     def init(self, start: Start) -> M:
         """Return a state with a copy of the initial model."""
@@ -58,7 +62,7 @@ class SingleModel(Method[P, M]):
 
     def weights(self, uploads: list[Upload]) -> list[float]:
         """Return each upload's weight in the mean: n_k, or 1 with ``weighting=uniform``."""
-        uniform = getattr(self.params, "weighting", "examples") == "uniform"
+        uniform = getattr(self.params, "weighting", self.weighting) == "uniform"
         return [1.0 if uniform else float(upload.num_examples) for upload in uploads]
 
     def aggregate(self, state: M, round: Round, uploads: list[Upload]) -> dict[str, float]:
@@ -78,19 +82,37 @@ def to_all(model: Arrays, round: Round, **fields: Any) -> list[Task]:
 
 
 @dataclass
+class PopulationState(ModelState):
+    """The global model, and N, the most clients that were connected at a draw."""
+
+    population: int = 0
+
+
+N = TypeVar("N", bound=PopulationState, default=PopulationState)
+
+
+class Population(SingleModel[P, N]):
+    """Base of methods that know the number N of all clients."""
+
+    def sample(self, state: N, round: Round, available: Sequence[int]) -> tuple[int, ...]:
+        """Draw as every method does, and store the largest number of connected clients so far."""
+        state.population = max(state.population, len(available))
+        return super().sample(state, round, available)
+
+
+@dataclass
 class AsyncState(ModelState):
     """The global model, and how often the server has changed it."""
 
     version: int = 0
 
 
-A = TypeVar("A", bound=AsyncState, default=Any)
+A = TypeVar("A", bound=AsyncState, default=AsyncState)
 
 
 class AsyncSingle(SingleModel[P, A]):
     """Base of asynchronous methods with one global model, which every free slot sends as it then is."""
 
-    State = AsyncState
     asynchronous = True
 
     def dispatch(self, state: A, round: Round) -> list[Task]:

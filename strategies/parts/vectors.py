@@ -1,7 +1,5 @@
 """Vectors with one value for each parameter: directions of a step, and what a client keeps or the server sends."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Which slots and clients have which width, and nested training of the widths in one model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -104,7 +102,7 @@ def asked(config: Mapping[str, Any]) -> Width:
     return Width(float(config.get("width", 1.0)), int(config.get("start", 0)))
 
 
-def deal(queue: Sequence[int], sizes: Sequence[Width], budgets: Mapping[int, float]) -> dict[int, int]:
+def assign(queue: Sequence[int], sizes: Sequence[Width], budgets: Mapping[int, float]) -> dict[int, int]:
     """Return slot -> client, by slot: as many slots as possible find a client, those first in `queue` preferred.
 
     `sizes` are the widths of the slots, `budgets` those of the clients' devices. A device holds all that narrower ones

@@ -6,8 +6,6 @@ order. Pools of `COMPILED_BYTES` or more use the two loops at the end of this fi
 torch's time or less, and differ from it in the last bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -140,6 +138,19 @@ def mean(rows: NDArray[Any], members: Slots, out: NDArray[Any]) -> None:
         result[columns] = torch.mean(pool[:, columns].index_select(0, chosen), 0, dtype=torch.float64)
 
     over_blocks(task, 2 * len(members), rows.itemsize, slice(0, rows.shape[1]))
+
+
+def pull(rows: NDArray[Any], slots: Slots, own: float, goal: NDArray[Any], shift: Any, columns: slice) -> None:
+    """Set ``v = own v + (1 - own) goal + shift`` for the rows v of `slots` over `columns`; `goal`, `shift`: (d,)."""
+    import torch
+
+    pool, chosen, target = map(torch.from_numpy, (rows, slots, goal))
+
+    def task(block: slice) -> None:
+        part = pool[chosen, block].lerp_(target[block], 1 - own)
+        pool[chosen, block] = part if shift is None else part.add_(torch.from_numpy(shift[block]))
+
+    over_blocks(task, len(slots), rows.itemsize, columns)
 
 
 # ---- compiled by numba: no allocation, no GIL ------------------------------------------------------------------------

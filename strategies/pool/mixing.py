@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcross.core.errors import ConfigError, nearest
 from fedcross.core.randomness import stream
 from fedcross.strategies.pool import loops
 from fedcross.strategies.pool.loops import Matrix as Matrix
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
 
 #: Values to compare: the trained ones, or float buffers as well; ``chunked`` over the state also uses counters.
 Part: TypeAlias = Literal["parameters", "state"]
-Partners = NDArray[np.int64]
+Collaborators = NDArray[np.int64]
 Members = Sequence[int]
 
 
-def cross(k: int, members: Members, partners: Sequence[int] | Partners, alpha: float | Sequence[float]) -> Matrix:
+def cross(k: int, members: Members, collaborators: Members | Collaborators, alpha: float | Sequence[float]) -> Matrix:
     """Cross-aggregation, ``w_i = alpha v_i + (1 - alpha) v_co(i)`` (FedCross, CrossAggr).
 
-    `members` are the m slots of the k that take part, `partners` the position in `members` of each one's collaborator
-    (its own: it keeps its model), `alpha` is the share of the own model, one number for all or one for each.
+    `members` are the m slots of the k that take part, `collaborators` the position in `members` of the collaborator of
+    each (its own: it keeps its model), `alpha` is the share of the own model, one number for all or one for each.
     """
     mixing, slots = np.eye(k), np.asarray(members, np.int64)
     mixing[slots, slots] = alpha
-    mixing[slots, slots[np.asarray(partners, np.int64)]] += 1.0 - np.asarray(alpha)
+    mixing[slots, slots[np.asarray(collaborators, np.int64)]] += 1.0 - np.asarray(alpha)
     return mixing
 
 
@@ -64,11 +65,6 @@ def uniform(k: int, members: Members) -> Matrix:
     return mixing
 
 
-def routing(k: int, members: Members, order: Sequence[int] | Partners) -> Matrix:
-    """Give member i an exact copy of the model of member ``order[i]``; a permutation only moves the models."""
-    return cross(k, members, order, 0.0)
-
-
 def among(mixing: Matrix, allowed: NDArray[np.bool_]) -> Matrix:
     """Return `mixing` with only the `allowed` (K, K) sources; the other weights are scaled up to sum to 1.
 
@@ -93,11 +89,11 @@ def mixed_integers(values: NDArray[Any], weights: Matrix) -> NDArray[Any]:
         first = floats[sources[0]]
         mean = first + shares[sources] @ (floats[sources] - first)
         shared = (values[sources] == values[sources[0]]).all(axis=0)
-        row[...] = np.where(shared, values[sources[0]], whole(mean).astype(values.dtype))
+        row[...] = np.where(shared, values[sources[0]], truncated(mean).astype(values.dtype))
     return mixed
 
 
-def whole(values: NDArray[Any]) -> NDArray[Any]:
+def truncated(values: NDArray[Any]) -> NDArray[Any]:
     """Return float64 `values` within 1e-6 of an integer as that integer, others truncated towards zero."""
     nearest = np.rint(values)
     found = np.where(np.abs(values - nearest) <= 1e-6, nearest, np.trunc(values))
@@ -117,7 +113,7 @@ def chosen(mixing: Matrix, members: Members) -> dict[str, float]:
     return most | {f"chosen_{slot}": float(count) for slot, count in enumerate(times) if len(times) <= 20}
 
 
-def in_order(m: int, round_number: int) -> Partners:
+def in_order(m: int, round_number: int) -> Collaborators:
     """``co(i) = (i + (r mod (m - 1)) + 1) mod m`` with r = round - 1: a permutation, so the pool's mean stays the same.
 
     Over m - 1 rounds every ordered pair occurs once. As in the public code; the paper's Eq. 2 is off by one from it.
@@ -125,27 +121,27 @@ def in_order(m: int, round_number: int) -> Partners:
     return (np.arange(m) + (round_number - 1) % (m - 1) + 1) % m
 
 
-def random(m: int, round_number: int, seed: int) -> Partners:
+def random(m: int, round_number: int, seed: int) -> Collaborators:
     """Draw a derangement, all equally likely, from (seed, round)."""
     generator = stream(seed, "selection", round_number)
     while True:  # about e draws
-        partners = generator.permutation(m)
-        if not (partners == np.arange(m)).any():
-            return partners
+        collaborators = generator.permutation(m)
+        if not (collaborators == np.arange(m)).any():
+            return collaborators
 
 
-def highest_similarity(similarity: Matrix) -> Partners:
+def highest_similarity(similarity: Matrix) -> Collaborators:
     """``co(i) = argmax_(j != i) s_ij``, its own if none is finite. The pool's mean changes in general."""
     score = np.where(np.isfinite(similarity) & ~np.eye(len(similarity), dtype=bool), similarity, -np.inf)
     return np.where((score > -np.inf).any(axis=1), score.argmax(axis=1), np.arange(len(score)))
 
 
-def lowest_similarity(similarity: Matrix) -> Partners:
+def lowest_similarity(similarity: Matrix) -> Collaborators:
     """``co(i) = argmin_(j != i) s_ij``, the paper's choice; the pool's mean changes too."""
     return highest_similarity(-similarity)
 
 
-def least_similar_derangement(similarity: Matrix) -> Partners:
+def least_similar_derangement(similarity: Matrix) -> Collaborators:
     """Return the derangement of least total similarity (an assignment problem): the pool's mean stays the same.
 
     This project's. A pair that cannot be compared is never assigned, even if some models must keep their own.
@@ -164,14 +160,18 @@ BY_SIMILARITY = {rule.__name__: rule for rule in (highest_similarity, lowest_sim
 SELECTIONS = ("in_order", "random", *BY_SIMILARITY)
 
 
-def select(name: str, m: int, round_number: int, seed: int, similarity: Matrix | None = None) -> Partners:
+def select(name: str, m: int, round_number: int, seed: int, similarity: Matrix | None = None) -> Collaborators:
     """Return the collaborators (m,) by one of SELECTIONS; one model alone is its own.
 
-    `similarity` (m, m) is read by the rules in BY_SIMILARITY. Rounds count from 1.
+    The rules in BY_SIMILARITY need `similarity` (m, m). Rounds count from 1. A ConfigError names an unknown selection.
     """
+    if name not in SELECTIONS:
+        raise ConfigError(f"selection={name!r}: there is no such selection. {nearest(name, SELECTIONS)}")
     if m < 2:
         return np.arange(m)
-    if similarity is not None and name in BY_SIMILARITY:
+    if name in BY_SIMILARITY:
+        if similarity is None:
+            raise ConfigError(f"selection={name}: it compares models; hand it their similarity, a matrix ({m}, {m}).")
         return BY_SIMILARITY[name](similarity)
     return in_order(m, round_number) if name == "in_order" else random(m, round_number, seed)
 
@@ -239,8 +239,8 @@ def _chunked(pool: Pool, slots: NDArray[np.int64], part: Part) -> Matrix:
     """
 
     def entry_gram(entry: Entry) -> Matrix:
-        values = pool.integers[slots, entry.start : entry.stop].astype(np.float64)
-        return values @ values.T if entry.is_integer else pool.gram(slots, slice(entry.start, entry.stop))
+        values = pool.integers[slots, entry.place].astype(np.float64)
+        return values @ values.T if entry.is_integer else pool.gram(slots, entry.place)
 
     grams = [entry_gram(entry) for entry in pool.layout.entries if part == "state" or entry.is_parameter]
     chunks = [cosine(np.sum(grams[first : first + 2], axis=0)) for first in range(0, len(grams), 2)]

@@ -35,13 +35,12 @@ Arrays: TypeAlias = dict[str, Array]
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of the ``state_dict``: its values have indices `start` to `stop` in the float or integer row."""
+    """One entry of the ``state_dict``."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    start: int
-    stop: int
+    place: slice  #: its values in the float or integer row
     is_parameter: bool
     is_integer: bool  #: bool counts as integer
 
@@ -63,8 +62,8 @@ class Layout:
         Raise a ConfigError for a dtype that cannot be stored or averaged, unless there is one float dtype, and if a
         parameter is not a float entry.
         """
-        floats = {name: array.dtype for name, array in arrays.items() if array.dtype.kind == "f"}
-        trained, kinds = set(floats if parameters is None else parameters), sorted(map(str, set(floats.values())))
+        floats = {name: str(array.dtype) for name, array in arrays.items() if array.dtype.kind == "f"}
+        trained, kinds = set(floats if parameters is None else parameters), sorted(set(floats.values()))
         faults = [
             f"entry {name!r} has dtype {array.dtype}. Use float32, float64, bool or integers."
             for name, array in arrays.items()
@@ -78,10 +77,9 @@ class Layout:
         ends = {"parameter": 0, "buffer": p, "integer": 0}
         for name, array in arrays.items():
             kind = "parameter" if name in trained else "buffer" if name in floats else "integer"
-            start, ends[kind] = ends[kind], ends[kind] + array.size
-            entries.append(
-                Entry(name, array.shape, array.dtype, start, ends[kind], kind == "parameter", kind == "integer")
-            )
+            place = slice(ends[kind], ends[kind] + array.size)
+            entries.append(Entry(name, array.shape, array.dtype, place, kind == "parameter", kind == "integer"))
+            ends[kind] = place.stop
         return cls(tuple(entries), np.dtype(kinds[0]), ends["buffer"], p, ends["integer"])
 
     def columns(self, part: str) -> slice:
@@ -129,6 +127,7 @@ class Pool:
         self.layout, self.storage, self.corners = layout, storage or Storage(), corners
         self.widths = list(widths) or [FULL] * k  #: of each slot
         self.levels = sorted(set(self.widths))  #: the widths in the pool, the narrowest first
+        self.ranks = np.array([self.levels.index(width) for width in self.widths])  #: of the slots' widths among these
         self.rows, self.integers = self._allocate(k)
         self.columns: Integers | None = None  #: of each value of the full model; None: in the order of the layout
         self.bands = [Band(slice(0, layout.size), 0, True)]
@@ -143,7 +142,7 @@ class Pool:
         for rank, width in reversed(list(enumerate(self.levels))):
             for entry in self.layout.entries:
                 if not entry.is_integer:
-                    key[entry.start : entry.stop].reshape(entry.shape)[corners.index(entry.name, width)] = rank
+                    key[entry.place].reshape(entry.shape)[corners.index(entry.name, width)] = rank
         key[self.layout.parameter_size :] += levels + 1
         order = np.argsort(key, kind="stable")
         self.columns, key = np.argsort(order), key[order]
@@ -153,11 +152,6 @@ class Pool:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def ranks(self) -> Integers:
-        """The rank of each slot's width among the `levels`."""
-        return np.array([self.levels.index(width) for width in self.widths])
-
     def _allocate(self, k: int) -> tuple[Array, Integers]:
         shape, dtype = (k, self.layout.size), self.layout.dtype
         integers = np.zeros((k, self.layout.integer_size), np.int64)
@@ -165,7 +159,7 @@ class Pool:
         if size <= self.storage.mmap_share * memory_bytes():
             return np.empty(shape, dtype), integers
         try:
-            if folder is not None:
+            if folder:
                 folder.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=folder) as file:
                 os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a SIGBUS later
@@ -174,14 +168,10 @@ class Pool:
             where = f"{size} bytes in {folder or 'the temporary folder'}: {error}"
             raise StorageError(f"no room for a pool, {where}. Set another folder or raise mmap_share.") from error
 
-    def fill(self, arrays: Mapping[str, Array]) -> None:
-        """Make every model a copy of `arrays`, a full model, or its corner."""
-        for slot in range(len(self)):
-            self.write(slot, self.cut(arrays, slot))
-
-    def cut(self, arrays: Mapping[str, Array], slot: int) -> Mapping[str, Array]:
-        """Return the corner of a full model that has the width of `slot`."""
-        return self.corners.corner(arrays, self.widths[slot]) if self.corners else arrays
+    def fill(self, arrays: Mapping[str, Array], slots: Sequence[int] | None = None) -> None:
+        """Make the models of `slots` (None: all) copies of `arrays`, a full model, each cut to its width."""
+        for slot in self._slots(slots):
+            self.write(slot, self.corners.corner(arrays, self.widths[slot]) if self.corners else arrays)
 
     def write(self, i: int, arrays: Mapping[str, Array]) -> None:
         """Copy a model of the slot's width into row i."""
@@ -198,15 +188,15 @@ class Pool:
         model: Arrays = {}
         for entry in self.layout.entries:
             at, shape = self._place(entry, width or self.levels[-1])
-            part = (integers if entry.is_integer else row)[at].reshape(shape)
-            model[entry.name] = part.astype(entry.dtype, copy=False)
+            part = (integers if entry.is_integer else row)[at]
+            model[entry.name] = part.reshape(shape).astype(entry.dtype, copy=False)
         return model
 
     def _place(self, entry: Entry, width: Width) -> tuple[slice | Integers, tuple[int, ...]]:
         """Return where an entry of a model of `width` lies in a row, and its shape."""
         if self.corners is None or self.columns is None or entry.is_integer:
-            return slice(entry.start, entry.stop), entry.shape
-        full = self.columns[entry.start : entry.stop].reshape(entry.shape)
+            return entry.place, entry.shape
+        full = self.columns[entry.place].reshape(entry.shape)
         return full[self.corners.index(entry.name, width)].reshape(-1), self.corners.shape(entry.name, width)
 
     def mean(self, members: Sequence[int] | None = None, rank: int = -1) -> Arrays:
@@ -249,15 +239,11 @@ class Pool:
 
         Rows that keep their model are not written, and a value that all models share stays exactly the same.
         """
-        own, ranks = mixing, self.ranks
-        if len(self.levels) == 1:
-            loops.mix(self.rows, mixing)
-        else:
-            own = among(mixing, ranks[:, None] == ranks[None, :])
-            for band in self.bands:
-                have = ranks >= band.rank
-                shared = among(mixing if band.trained else own, have[:, None] & have[None, :])
-                loops.mix(self.rows[:, band.columns], shared)
+        ranks = self.ranks
+        own = among(mixing, ranks[:, None] == ranks)
+        for band in self.bands:
+            have = ranks >= band.rank
+            loops.mix(self.rows[:, band.columns], among(mixing if band.trained else own, have[:, None] & have))
         targets = loops.sources(own)[0]
         self.integers[targets] = mixed_integers(self.integers, own[targets])
 
@@ -267,20 +253,12 @@ class Pool:
         Integer entries are pulled to the mean of the members of their width. A value that all members share with the
         mean stays, unless `shift` (d,) moves it.
         """
-        import torch
-
-        rows, ranks = torch.from_numpy(self.rows), self.ranks
+        pulled = self._slots(members)
         for rank, mean in enumerate(means):
-            slots = np.array([slot for slot in self._slots(members) if ranks[slot] == rank], np.int64)
-            chosen, target = torch.from_numpy(slots), torch.from_numpy(mean)
-
-            def task(columns: slice, chosen: Any = chosen, target: Any = target) -> None:
-                part = rows[chosen, columns].lerp_(target[columns], 1 - own)
-                rows[chosen, columns] = part if shift is None else part.add_(torch.from_numpy(shift[columns]))
-
+            slots = pulled[self.ranks[pulled] == rank]
             for band in self.bands:
                 if band.rank <= rank:
-                    loops.over_blocks(task, len(slots), rows.itemsize, band.columns)
+                    loops.pull(self.rows, slots, own, mean, shift, band.columns)
             weights = own * np.eye(len(slots)) + (1 - own) / max(1, len(slots))
             self.integers[slots] = mixed_integers(self.integers[slots], weights)
 
@@ -290,14 +268,13 @@ class Pool:
         Growing adds copies of the mean. Shrinking keeps the first k models and adds (old mean - their mean) to their
         parameters. Their float buffers become the old mean, because a shifted running variance could be negative.
         """
-        old, p = len(self), self.layout.parameter_size
+        old, p, rows, counters = len(self), self.layout.parameter_size, self.rows, self.integers
         if k != old and self.corners is not None:
             raise ConfigError(f"a pool of {old} models of several widths cannot have {k}: keep method.k.")
         mean, integers = self.mean_row()
         survivors = self.mean_row(range(min(k, old)))[0]
-        rows, counters = self.rows, self.integers
         self.rows, self.integers = self._allocate(k)
-        self.widths = self.widths[:1] * k
+        self.widths, self.ranks = self.widths[:1] * k, np.zeros(k, np.int64)
         self.rows[:old], self.integers[:old] = rows[:k], counters[:k]
         self.rows[old:], self.integers[old:] = mean, integers
         if k < old:
@@ -318,8 +295,6 @@ class Pool:
 def memory_bytes() -> int:
     """Return the bytes of memory this process may use: the machine's, or less if its container says so."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return machine
-    return min(machine, int(limit)) if limit.isdecimal() else machine
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else ""
+    return min(machine, int(text)) if text.isdecimal() else machine

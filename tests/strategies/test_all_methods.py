@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import fedcross
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
 from fedcross.strategies.registry import method_class
 from fedcross.strategies.round.packing import pack, unpack
 from fedcross.tasks.models.width import FULL, Corners
@@ -136,3 +138,21 @@ def test_a_wrong_method_name_is_one_line():
     with pytest.raises(ConfigError, match="nothere"):
         method_class("nothere")
     assert FULL.ratio == 1
+
+
+@dataclass
+class Counting(PoolState):
+    """A state with a field of its own."""
+
+    rounds: int = 0
+
+
+class Counted(Pooled[PooledParams, Counting]):
+    def recombine(self, state, round, members):
+        state.rounds += 1
+
+
+def test_a_pools_state_is_the_class_in_the_brackets():
+    method, state = Counted(), Counted().init(start())
+    play(method, state, 1)
+    assert (type(state), state.rounds) == (Counting, 1)

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedcross.strategies.fedct import FedCT
+from fedcross.strategies.fedexg import GROUP
 from fedcross.strategies.method import Round, Upload
 from fedcross.strategies.objective import Batch
-from fedcross.strategies.parts.cross_training import GROUP
 from fedcross.tasks.models._split import Split
 from tests.support.federation import run, same, session
 from tests.support.game import Game

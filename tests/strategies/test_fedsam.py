@@ -8,10 +8,9 @@ from fedcross.client.batched.trainer import train_batched
 from fedcross.client.trainer import train
 from fedcross.conf.schema import load
 from fedcross.strategies.fedasam import AdaptiveSharpness, FedASAMParams
-from fedcross.strategies.fedsam import FedSAM, FedSAMParams, Sharpness
+from fedcross.strategies.fedsam import FedSAM, FedSAMParams, Sharpness, Swa
 from fedcross.strategies.method import Round
 from fedcross.strategies.objective import Objective
-from fedcross.strategies.parts.averaging import Swa
 from tests.support import visits as v
 from tests.support.bench import descent, play, two_layers
 from tests.support.federation import run, same

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedcross.strategies.fedexg import GROUP, Learner
 from fedcross.strategies.objective import Batch
-from fedcross.strategies.parts.cross_training import GROUP, Learner
 from fedcross.strategies.pgct import PGCT
 from tests.support.plain import PlainNet
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcross.strategies.parts.averaging import Swa, effective_steps, first_late, weighted_mean
+from fedcross.strategies.fedsam import Swa
+from fedcross.strategies.parts.averaging import effective_steps, first_late, weighted_mean
 
 
 def models(*values, dtype=np.float32):

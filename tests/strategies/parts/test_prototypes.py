@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedcross.strategies.objective import Batch
-from fedcross.strategies.parts.prototypes import NEVER, average, class_means, contrast, cosines, fuse, partners
+from fedcross.strategies.parts.prototypes import NEVER, average, class_means, contrast, cosines, fuse, neighbours
 from tests.support.plain import PlainNet
 
 UNIT = torch.eye(2, dtype=torch.float64)
@@ -93,8 +93,8 @@ def test_contrast_gradient_by_hand():
 
 
 def test_partners_are_the_next_rows():
-    assert partners(Batch(torch.zeros(4, 1), torch.zeros(4))).tolist() == [1, 2, 3, 0]
-    assert partners(Batch(torch.zeros(1, 1), torch.zeros(1))).tolist() == [0]
+    assert neighbours(Batch(torch.zeros(4, 1), torch.zeros(4))).tolist() == [1, 2, 3, 0]
+    assert neighbours(Batch(torch.zeros(1, 1), torch.zeros(1))).tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -102,5 +102,5 @@ def test_partners_are_the_next_rows():
 )
 def test_padded_rows_are_nobodys_partner(mask, expected):
     rows = torch.tensor(mask, dtype=torch.float32)
-    found = partners(Batch(torch.zeros(4, 1), torch.zeros(4), rows))
+    found = neighbours(Batch(torch.zeros(4, 1), torch.zeros(4), rows))
     assert tuple(found[rows > 0].tolist()) == expected

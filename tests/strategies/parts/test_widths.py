@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedcross.strategies.parts.widths import Widths, asked, deal, described, holds
+from fedcross.strategies.parts.widths import Widths, asked, assign, described, holds
 from fedcross.tasks.models.width import FULL, Width
 
 LEVELS = [1.0, 0.66, 0.4]
@@ -82,7 +82,7 @@ def test_as_many_slots_as_possible_find_a_device_and_the_first_claims_win(slots,
     sizes = [Width(width) for width in slots]
     queue = random.sample(range(len(sizes)), len(sizes))
     clients = dict(zip(range(100, 105), budgets))
-    dealt = deal(queue, sizes, clients)
+    dealt = assign(queue, sizes, clients)
 
     def possible(some):
         return any(
@@ -103,4 +103,4 @@ def test_as_many_slots_as_possible_find_a_device_and_the_first_claims_win(slots,
 
 
 def test_equal_slots_go_to_the_clients_in_their_order():
-    assert deal([2, 0, 1], [FULL] * 3, {7: 1.0, 5: 1.0, 9: 1.0}) == {0: 7, 1: 5, 2: 9}
+    assert assign([2, 0, 1], [FULL] * 3, {7: 1.0, 5: 1.0, 9: 1.0}) == {0: 7, 1: 5, 2: 9}

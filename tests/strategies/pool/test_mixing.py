@@ -20,7 +20,7 @@ def test_cross_by_hand_with_an_idle_slot():
 def test_a_model_that_is_its_own_partner_stays():
     assert (mixing.cross(2, [0, 1], [0, 1], 0.7) == np.eye(2)).all()
     assert (mixing.cross(3, range(3), [1, 2, 0], 1.0) == np.eye(3)).all()
-    assert (mixing.routing(3, range(3), [1, 2, 0]) == np.eye(3)[[1, 2, 0]]).all()
+    assert (mixing.cross(3, range(3), [1, 2, 0], 0.0) == np.eye(3)[[1, 2, 0]]).all()
     assert sources(np.eye(3))[0].tolist() == []
 
 
@@ -83,7 +83,7 @@ def test_every_matrix_is_row_stochastic_and_leaves_idle_slots(k, data, alpha, co
         partners = select(name, m, round_number, seed, similarity)
         matrices.append(mixing.cross(k, members, partners, alpha))
         if name in permutations:
-            matrices.append(mixing.routing(k, members, partners))
+            matrices.append(mixing.cross(k, members, partners, 0.0))
             doubly += 2
     idle = sorted(set(range(k)) - set(members))
     for matrix in matrices:

@@ -152,7 +152,7 @@ def test_routing_moves_models_exactly(tiny_blocks):
     pool.rows[0, 0] = -0.0
     pool.integers = np.arange(4)[:, None] * 1000
     before = pool.rows.copy()
-    pool.mix(mixing.routing(4, [0, 1, 2, 3], [2, 0, 3, 1]))
+    pool.mix(mixing.cross(4, [0, 1, 2, 3], [2, 0, 3, 1], 0.0))
     assert pool.rows.tobytes() == before[[2, 0, 3, 1]].tobytes()
     assert pool.integers[:, 0].tolist() == [2000, 0, 3000, 1000]
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedcross.core.errors import ConfigError
 from fedcross.strategies.pool.mixing import SELECTIONS, select
 
 NAN = float("nan")
@@ -106,3 +107,10 @@ def test_one_model_keeps_itself_and_two_take_each_other(name):
     assert choose(name, 1, similarity=np.ones((1, 1))) == [0]
     for round_number in (1, 2, 3):
         assert choose(name, 2, round_number, similarity=np.array([[1, 0.3], [0.3, 1]])) == [1, 0]
+
+
+def test_an_unknown_selection_is_an_error_and_never_a_random_draw():
+    with pytest.raises(ConfigError, match="lowest_similarity"):
+        select("lowest_similarty", 4, 1, 1, np.eye(4))
+    with pytest.raises(ConfigError, match="similarity"):
+        select("lowest_similarity", 4, 1, 1)

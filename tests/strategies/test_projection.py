@@ -9,8 +9,7 @@ from fedcross.client.flat_model import ModuleNet
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedct import FedCT
 from fedcross.strategies.fedproc import FedProc, Prototypical
-from fedcross.strategies.moon import Moon
-from fedcross.strategies.parts.projection import Projected, project
+from fedcross.strategies.moon import Moon, Projected, project
 from fedcross.tasks.models import create
 from fedcross.tasks.models._split import Split, weights
 from tests.support.bench import check_resume, open_visit, two_layers
