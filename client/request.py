@@ -31,8 +31,7 @@ from fedcross.core.randomness import key, stream
 from fedcross.strategies.filters.compression import ClientHalf, apart, marked
 from fedcross.strategies.objective import Prepared, Tensors, Trained, Visit
 from fedcross.strategies.parts.widths import asked as asked_width
-from fedcross.strategies.wire.protocol import EXTRA, SCALES, answer
-from fedcross.strategies.wire.records import Arrays, views
+from fedcross.strategies.wire.records import EXTRA, SCALES, Arrays, answer, views
 from fedcross.tasks.models.dropout import seed_dropout
 from fedcross.tasks.models.width import FULL
 from fedcross.tasks.scoring import accuracy, score

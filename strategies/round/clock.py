@@ -126,7 +126,9 @@ class VirtualClock:
         """Return how long the slowest client of an exchange takes."""
         sent = [(one.payload, one.payload.task, one.visit) for one in slots]
         sizes = [payload.nbytes + payload.reply_nbytes for payload, *_ in sent]
-        seconds = [self.seconds(t.client, visit, size, t.config.get("epochs")) for (_, t, visit), size in zip(sent, sizes)]
+        seconds = [
+            self.seconds(t.client, visit, size, t.config.get("epochs")) for (_, t, visit), size in zip(sent, sizes)
+        ]
         return max(seconds, default=0.0)
 
     def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:

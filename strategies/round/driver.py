@@ -38,6 +38,13 @@ class RunState:
     average: Average | None = None
 
 
+def uniform(current: Round, available: Sequence[int]) -> tuple[int, ...]:
+    """Draw ``current.count`` of the `available` partition ids (ascending) without replacement."""
+    keys = (current.number, current.exchange) if current.exchange else (current.number,)
+    drawn = stream(current.seed, "sample", *keys).choice(len(available), size=current.count, replace=False)
+    return tuple(available[i] for i in drawn)
+
+
 class Driver:
     """Runs the rounds of one method.
 
@@ -118,10 +125,8 @@ class Driver:
         return self.sampled(current, list(budgets))
 
     def sampled(self, current: Round, available: Sequence[int]) -> Round:
-        """Return `current` with its clients: a uniform draw without replacement, which the method may change."""
-        keys = (current.number, current.exchange) if current.exchange else (current.number,)
-        drawn = stream(current.seed, "sample", *keys).choice(len(available), size=current.count, replace=False)
-        current = replace(current, clients=tuple(available[i] for i in drawn))
+        """Return `current` with its clients: a uniform draw, which the method may change."""
+        current = replace(current, clients=uniform(current, available))
         return replace(current, clients=self.method.sample(self.state, current, available))
 
     def wait(self, grid: Grid, wanted: Collection[int] = ()) -> list[int]:

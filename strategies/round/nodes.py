@@ -134,8 +134,8 @@ class Nodes:
             if found < count and now - said >= SAID_S:
                 said = now
                 facts = {"round": self._ledger.report.round, "connected": found, "needed": count, "seconds": wait_s}
-                if self._ledger.tell:
-                    self._ledger.tell("waiting_for_clients", facts)
+                if self._ledger.events:
+                    self._ledger.events.tell("waiting_for_clients", facts)
                 missing = self._missing(grid) if now > began else ""
                 log(INFO, "fedcross: %d of %d clients are connected, waiting.%s", found, count, missing)
             time.sleep(LOOK_S)

@@ -71,9 +71,7 @@ class Events:
         costs = {"seconds": since(request), "bytes_up": upload.nbytes}
         self.tell("reply_accepted", {**slot.label, **_whom(request), **costs})
 
-    def rejected(
-        self, label: Mapping[str, int], reply: Message, request: Request | None, error: UploadError
-    ) -> None:
+    def rejected(self, label: Mapping[str, int], reply: Message, request: Request | None, error: UploadError) -> None:
         """Tell that a reply was rejected; without a request nobody knows to which."""
         received, size = raw_digest(reply) if self.audits else (None, 0)
         facts = {"received": received, "bytes_up": size, "detail": str(error).partition(": ")[2][:DETAIL]}

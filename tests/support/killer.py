@@ -29,7 +29,7 @@ from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
 from fedcross.strategies.method import Method
 from fedcross.strategies.pool.pool import Pool
-from fedcross.strategies.wire import protocol
+from fedcross.strategies.wire import records
 from tests.support.federation import run, session
 
 ROUNDS = 3
@@ -132,7 +132,7 @@ POINTS: dict[str, Callable[[Clock], None]] = {
     "push": lambda clock: after(LocalGrid, "push_messages", clock.kill),
     "first_pull": lambda clock: after(LocalGrid, "pull_messages", clock.kill),
     "last_pull": lambda clock: after(LocalGrid, "pull_messages", lambda: clock.kill(LAST_PULL)),
-    "validation": lambda clock: after(protocol, "check", lambda: clock.kill(2)),
+    "validation": lambda clock: after(records, "check", lambda: clock.kill(2)),
     "reply_half_logged": lambda clock: before(WriteAheadLog, "accept", half_a_record(clock)),
     "reply_logged": lambda clock: after(WriteAheadLog, "accept", lambda: clock.kill(2)),
     "mixing": lambda clock: after(Pool, "mix", clock.kill),
