@@ -27,8 +27,8 @@ from fedcross.server import reply_log as replies_module
 from fedcross.server.metrics import Metrics
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
-from fedcross.strategies.method import Method
 from fedcross.strategies.pool.pool import Pool
+from fedcross.strategies.round.driver import Driver
 from fedcross.strategies.wire import records
 from tests.support.federation import run, session
 
@@ -127,8 +127,8 @@ ACCEPTED = {
 }
 #: Point -> what patches it in.
 POINTS: dict[str, Callable[[Clock], None]] = {
-    "before_sampling": lambda clock: before(Method, "sample", lambda *_: clock.kill()),
-    "after_sampling": lambda clock: after(Method, "sample", clock.kill),
+    "before_sampling": lambda clock: before(Driver, "sampled", lambda *_: clock.kill()),
+    "after_sampling": lambda clock: after(Driver, "sampled", clock.kill),
     "push": lambda clock: after(LocalGrid, "push_messages", clock.kill),
     "first_pull": lambda clock: after(LocalGrid, "pull_messages", clock.kill),
     "last_pull": lambda clock: after(LocalGrid, "pull_messages", lambda: clock.kill(LAST_PULL)),
