@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from logging import WARNING
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -15,7 +17,7 @@ from flwr.common.logger import log
 
 from fedcross.core.errors import ConfigError, DeviceError, FedcrossError, ProtocolError
 from fedcross.core.settings import overrides_of
-from fedcross.strategies.wire.protocol import failure
+from fedcross.strategies.wire.records import ORIGIN
 
 #: The name of a device's width in its node's configuration.
 WIDTH = "device.width"
@@ -124,6 +126,30 @@ def _work(task: str, message: Message, context: Context) -> Message:
         log(WARNING, "fedcross: %s: %s", type(error).__name__, text)
         content = failure(message.content, error)
     return Message(content, reply_to=message)
+
+
+def failure(asked_for: RecordDict, error: BaseException) -> RecordDict:
+    """Return the content of the client's answer that says why it could not do what a message asked for.
+
+    It has the error's type, message, file and line. Flower's own error replies do not name their request.
+    """
+    asked = asked_for.config_records["config"]
+    file, line = place_of(error)
+    told: dict[str, Any] = {"error": type(error).__name__, "detail": str(error)[:4000], "file": file, "line": line}
+    return RecordDict({"config": ConfigRecord({name: asked[name] for name in ORIGIN} | told)})
+
+
+def place_of(error: BaseException) -> tuple[str, int]:
+    """Return file and line of the last frame of `error` in the user's code: outside of libraries and of fedcross.
+
+    An error inside fedcross has its last frame there; one without frames has "" and 0.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    library = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+    code = [frame for frame in frames if not frame.filename.startswith(library)] or list(frames)
+    package = str(Path(__file__).resolve().parents[2])
+    own = [frame for frame in code if not str(Path(frame.filename).resolve()).startswith(package)] or code
+    return (own[-1].filename, own[-1].lineno or 0) if own else ("", 0)
 
 
 def _overrides(context: Context) -> str:

@@ -73,7 +73,7 @@ class RunCache:
         self.objective: Objective = config.new_objective()
         if not config.new_method().widths():
             self.at(FULL)
-        self._compiles = is_compiled(config.train.compile, self.device, config.rounds)
+        self.compiles = is_compiled(config.train.compile, self.device, config.rounds)
         self._compiled: dict[tuple[ModuleNet, bool], Compiled] = {}
         self._examples: dict[int, tuple[Inputs, Tensor]] = {}
         self.warned = False
@@ -121,10 +121,8 @@ class RunCache:
             found.append(Corner(self.at(narrow)[0], net, places))
         return found
 
-    def compiled(self, net: ModuleNet, *, stacked: bool) -> Compiled | None:
-        """Return the compiled step on `net`, of one client or of several; None where steps are called."""
-        if not self._compiles:
-            return None
+    def compiled(self, net: ModuleNet, *, stacked: bool) -> Compiled:
+        """Return the compiled step on `net`, of one client or of several, for runs whose steps are compiled."""
         if (net, stacked) not in self._compiled:
             called = slopes_of(net, self.objective, padded=True) if stacked else loss_of(net, self.objective)
             self._compiled[net, stacked] = Compiled(called, self.device)

@@ -169,6 +169,11 @@ class ModuleNet(Parts):
             for name, value in self.base_buffers.items():
                 self.module.get_buffer(name).copy_(value)
 
+    def begin(self, arrays: Mapping[str, np.ndarray]) -> tuple[Tensors, Tensors]:
+        """Load the model that a visit starts from, and return copies of its parameters and buffers, by name."""
+        self.load(arrays)
+        return dict(zip(self.params, self.split(self.flat.clone()))), {n: b.clone() for n, b in self.buffers.items()}
+
     def _upload(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Copy `arrays` to the device in one piece for all parameters, and one for the buffers of each type.
 
@@ -236,9 +241,8 @@ class ModuleNet(Parts):
     def arrange(self, x: Tensor) -> Tensor:
         """Return inputs in the network's fastest memory layout: channels last for images of a convolutional network.
 
-        On a GPU that holds in TF32 and bfloat16; in float32 it is channels first.
-
-        Weights keep their layout: views of one vector in the order of ``parameters()``, on which all methods rely.
+        On a GPU that holds in TF32 and bfloat16; in float32 it is channels first. Weights keep their layout:
+        views of one vector in the order of ``parameters()``, on which all methods rely.
         """
         return x.contiguous(memory_format=torch.channels_last) if self._channels_last and x.dim() == 4 else x
 

@@ -31,8 +31,7 @@ from fedcross.core.randomness import key, stream
 from fedcross.strategies.filters.compression import ClientHalf, apart, marked
 from fedcross.strategies.objective import Prepared, Tensors, Trained, Visit
 from fedcross.strategies.parts.widths import asked as asked_width
-from fedcross.strategies.wire.protocol import EXTRA, SCALES, answer
-from fedcross.strategies.wire.records import Arrays, views
+from fedcross.strategies.wire.records import EXTRA, SCALES, Arrays, answer, views
 from fedcross.tasks.models.dropout import seed_dropout
 from fedcross.tasks.models.width import FULL
 from fedcross.tasks.scoring import accuracy, score
@@ -49,7 +48,8 @@ def train_one(cache: RunCache, content: RecordDict) -> RecordDict:
     """Train as a train message with this content asks, and return the content of the reply."""
     with cache.one_thread(), cache.repeats():
         one = receive(cache, content)
-        step, augment = cache.compiled(one.net, stacked=False), cache.data.task.augment
+        step = cache.compiled(one.net, stacked=False) if cache.compiles else None
+        augment = cache.data.task.augment
         trained = train(one.net, cache.objective, one.visit, one.prepared, one.settings, augment, compiled=step)
         return reply(cache, one, trained)
 
@@ -78,7 +78,7 @@ def train_together(
         results: dict[int, Trained] = {}
         for net, places in stacks.items():
             works = [Work(requests[i].visit, requests[i].prepared, requests[i].scratch) for i in places]
-            step = cache.compiled(net, stacked=True) if graph else None
+            step = cache.compiled(net, stacked=True) if graph and cache.compiles else None
             trained = train_batched(net, cache.objective, works, settings, augment, memory=memory, compiled=step)
             results |= zip(places, trained)
         return [reply(cache, one, results[i]) for i, one in enumerate(requests)]
@@ -153,7 +153,7 @@ def receive(cache: RunCache, content: RecordDict) -> Request:
     if objective.keeps or config.compression.up != "float32":
         store = StateStore(state_root(), str(asked["run"]), client)
         kept, residual = apart(store.load(int(asked["state"])))
-    net.load(objective.start(received, kept))
+    params, buffers = net.begin(objective.start(received, kept))
     settings = _asked_training(config.train, asked)
     if objective.pooled:
         inputs, y = cache.pooled_examples(client, number, float(asked["pooled-share"]))
@@ -161,8 +161,8 @@ def receive(cache: RunCache, content: RecordDict) -> Request:
         inputs, y = cache.examples(client, number)
     visit = Visit(
         net=net,
-        params=dict(zip(net.params, net.split(net.flat.clone()))),
-        buffers={name: b.clone() for name, b in net.buffers.items()},
+        params=params,
+        buffers=buffers,
         extras=extras,
         config=asked,
         state=kept,

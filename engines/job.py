@@ -1,6 +1,6 @@
 """The interface of engines: the job that an engine receives, and the attributes that it must declare.
 
-Engines use nothing else of fedcross. Their grids declare :class:`strategies.round.polling.LocalClients`.
+Engines use nothing else of fedcross. Their grids declare :class:`strategies.round.nodes.LocalClients`.
 """
 
 from __future__ import annotations

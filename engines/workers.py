@@ -60,6 +60,7 @@ class WorkersGrid(LocalGrid):
         app_path: str = "fedcross.client.app:app",
     ) -> None:
         super().__init__(client_app, clients, run_config)
+        self._done: dict[str, Message] = {}  # replies that nobody has asked for yet
         self._sizes = sizes
         self._fork = fork and sys.platform == "linux"
         self._app_path = app_path
@@ -86,13 +87,17 @@ class WorkersGrid(LocalGrid):
         """Return the replies that have arrived and are not forgotten; wait a short time for the first one."""
         busy = {worker.pipe: worker for worker in self._pool if worker.message is not None}
         done: list[Any] = wait(list(busy), _PULL_SECONDS)
-        replies = [(self._take(busy[pipe]), busy[pipe].wanted) for pipe in done]
+        for pipe in done:
+            reply = self._take(busy[pipe])
+            if busy[pipe].wanted:
+                self._done[reply.metadata.reply_to_message_id] = reply
         self._hand_out()
-        return [reply for reply, wanted in replies if wanted]
+        return [self._done.pop(one) for one in list(self._done) if one in asked]
 
     def forget(self, message_ids: Iterable[str]) -> None:
         """Drop those of these messages that no worker has begun; the replies to the others are not returned."""
         forgotten = set(message_ids)
+        self._done = {one: reply for one, reply in self._done.items() if one not in forgotten}
         self._waiting = [one for one in self._waiting if one[2].metadata.message_id not in forgotten]
         heapq.heapify(self._waiting)
         for worker in self._pool:

@@ -19,7 +19,7 @@ from fedcross.core.files import write_atomically
 from fedcross.strategies.parts.widths import described, holds
 from fedcross.strategies.pool.pool import Arrays
 from fedcross.strategies.round.driver import Driver
-from fedcross.strategies.round.polling import forget, receive
+from fedcross.strategies.round.nodes import forget, receive
 from fedcross.strategies.wire.records import encode
 from fedcross.tasks.data import FederatedData
 from fedcross.tasks.models.weights import every_name, load_arrays
@@ -132,9 +132,7 @@ def across_clients(driver: Driver, grid: Grid, number: int) -> dict[str, Any]:
     owner = dict(zip(ids, asked))
     found: dict[int, float] = {}
     for reply in receive(grid, ids, driver.settings.deadline_s):
-        if reply.metadata.reply_to_message_id not in owner:
-            driver.stray(reply)  # of a visit that is under way
-        elif reply.has_content() and "metrics" in reply.content.metric_records:
+        if reply.has_content() and "metrics" in reply.content.metric_records:
             accuracy = reply.content.metric_records["metrics"].get("accuracy")
             if isinstance(accuracy, float) and 0.0 <= accuracy <= 1.0:
                 found[owner[reply.metadata.reply_to_message_id]] = accuracy

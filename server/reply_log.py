@@ -29,7 +29,7 @@ from fedcross.core.files import dumps_exact, loads_exact, open_own, own_folder, 
 from fedcross.server.run_folder import writing
 from fedcross.strategies.method import Round, Trace, Upload
 from fedcross.strategies.pool.pool import Arrays
-from fedcross.strategies.wire.protocol import EXTRA
+from fedcross.strategies.wire.records import EXTRA
 
 CURE = "then resume, or set checkpoint.log=false"
 #: Names the nodes during whose replies a process of this run died, and the one whose reply is being pulled.

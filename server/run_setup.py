@@ -19,7 +19,7 @@ from fedcross.strategies.parts.widths import holds
 from fedcross.strategies.pool.pool import Arrays
 from fedcross.strategies.round.clock import budgets_of, clock_of
 from fedcross.strategies.round.driver import Driver
-from fedcross.strategies.round.polling import LocalClients
+from fedcross.strategies.round.nodes import LocalClients
 from fedcross.strategies.round.run import open_run
 from fedcross.strategies.round.settings import RoundSettings
 from fedcross.tasks.base import Task

@@ -23,8 +23,8 @@ from fedcross.strategies.method import Round, Task, Upload
 from fedcross.strategies.round.driver import Driver
 from fedcross.strategies.round.ledger import RoundReport
 from fedcross.strategies.round.nodes import QUERY_WAIT_S
-from fedcross.strategies.wire.protocol import Payload, check_metrics
-from fedcross.strategies.wire.records import Spec, decode
+from fedcross.strategies.round.slot import Slot
+from fedcross.strategies.wire.records import Spec, check_metrics, decode
 
 #: Options of the classic API for numbers of clients; seconds between two looks at the connected clients.
 COUNTS, LOOK_S = {"fraction_fit", "min_fit_clients", "min_available_clients"}, 0.5
@@ -67,8 +67,7 @@ class ClassicFedCross(FedAvg):
         self._partitions: dict[str, int] = {}
         self._named = False  # whether a client has reported its partition
         self._round = Round(0, 0, (), strategy.settings.seed)
-        self._asked: dict[str, Task] = {}
-        self._payloads: dict[int, Payload] = {}
+        self._slots: dict[str, Slot] = {}  # by the ids of the clients that train them
 
     def __repr__(self) -> str:
         return f"ClassicFedCross({self.strategy.method.params})"
@@ -84,8 +83,7 @@ class ClassicFedCross(FedAvg):
         online, driver.ledger.report = self._online(client_manager), RoundReport(server_round)
         self._round = driver.draw(server_round, dict.fromkeys(sorted(online), 1.0))
         payloads = driver.payloads(self._round, driver.method.dispatch(driver.state, self._round))
-        self._payloads = {payload.task.slot: payload for payload in payloads}
-        self._asked = {online[payload.task.client].cid: payload.task for payload in payloads}
+        self._slots = {online[one.task.client].cid: Slot(one, self._round, self._round) for one in payloads}
         shared = self.on_fit_config_fn(server_round) if self.on_fit_config_fn is not None else {}
         requests = []
         for task, model in ((one.task, to_parameters(list(one.arrays.values()))) for one in payloads):
@@ -132,18 +130,19 @@ class ClassicFedCross(FedAvg):
         driver = self.strategy.driver
         if driver is None or (failures and not self.accept_failures):
             return None, {}
-        accepted: list[tuple[Upload, FitRes]] = []
+        accepted: dict[int, FitRes] = {}
         for proxy, result in results:
             try:
-                if proxy.cid not in self._asked:
+                if (slot := self._slots.get(proxy.cid)) is None or slot.upload is not None:
                     raise UploadError("unknown", "not an open request")
-                accepted.append((_upload(result, self._asked.pop(proxy.cid), driver.start.spec), result))
+                slot.upload = _upload(result, slot.payload.task, driver.start.spec)
+                accepted[slot.upload.slot] = result
             except UploadError as error:
                 log(WARNING, "fedcross: result of client %s rejected, %s", proxy.cid, error)
-        accepted.sort(key=lambda pair: pair[0].slot)
-        overruled = driver.finish(self._round, [upload for upload, _ in accepted], self._payloads)
+        overruled = driver.close(self._round, list(self._slots.values()))
+        self._slots = {}
         metrics: dict[str, Scalar] = dict(driver.report.metrics)
-        taken = [(r.num_examples, r.metrics) for upload, r in accepted if upload.slot not in overruled]
+        taken = [(r.num_examples, r.metrics) for slot, r in sorted(accepted.items()) if slot not in overruled]
         if self.fit_metrics_aggregation_fn is not None and taken:
             metrics |= self.fit_metrics_aggregation_fn(taken)
         return to_parameters(list(driver.global_model().values())), metrics

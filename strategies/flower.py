@@ -14,7 +14,7 @@ from dataclasses import replace
 from logging import INFO
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -23,10 +23,9 @@ from fedcross.core.errors import ConfigError, FederationError, counted
 from fedcross.core.settings import parse
 from fedcross.strategies.method import Method, Round, Start
 from fedcross.strategies.round.driver import Driver
-from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.run import open_run
 from fedcross.strategies.round.settings import RoundSettings
-from fedcross.strategies.wire.records import Arrays, encode
+from fedcross.strategies.wire.records import Arrays, Request, encode
 
 #: Number of rounds of ``start`` if the caller gives none, and Flower's least number of nodes.
 FLOWER_ROUNDS, FLOWER_NODES = 3, 2
@@ -70,8 +69,8 @@ class FlowerStrategy(Strategy):
             raise ConfigError([f"{type(self).__name__}: {fault}" for fault in faults])
         self.method, self.settings = self.Method(checked), settings
         self.driver: Driver | None = None
-        self._exchange: Exchange | None = None
-        self._round: Round | None = None
+        self._round: Round | None = None  # under way in a loop of the caller, with its first requests
+        self._asked: list[tuple[Metadata, Request]] = []
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.method.params})"
@@ -166,16 +165,19 @@ class FlowerStrategy(Strategy):
         number, index = divmod(server_round - 1, driver.exchanges)
         begun = self._round if index and self._round is not None else driver.begin(number + 1, grid)
         self._round = replace(begun, exchange=index)
-        self._exchange, payloads = driver.prepare(self._round, grid)
-        return self._exchange.add(self._round, payloads, driver.visit_number(self._round))
+        payloads, spares = driver.prepare(self._round)
+        first = driver.exchange.add(self._round, payloads, driver.visit_number(self._round), spares)
+        self._asked = [(message.metadata, request) for message, request in first]
+        return [message for message, _ in first]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, send lost slots to spare clients, aggregate; return the global model and the metrics."""
-        if self._exchange is None or self._round is None or self.driver is None:
+        if self._round is None or self.driver is None:
             raise FederationError(f"aggregate_train({server_round}) without configure_train before it")
-        self.driver.close(self._round, self._exchange.hand_in(replies))
+        first = {metadata.message_id: request for metadata, request in self._asked}
+        self.driver.close(self._round, self.driver.exchange.hand_in(first, replies))
         return encode(self.driver.global_model()), metrics_of(self.driver)
 
     def configure_evaluate(self, *_: Any, **__: Any) -> Iterable[Message]:

@@ -15,7 +15,6 @@ from torch import nn
 from typing_extensions import TypeVar
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings as Settings
 from fedcross.core.settings import parse
 from fedcross.strategies import objective as client_halves
@@ -59,7 +58,7 @@ class Round:
 
     number: int  # the global round, from 1
     exchange: int  # within the round, from 0
-    clients: tuple[int, ...]  # the sampled partition ids, in the order of the draw
+    clients: tuple[int, ...]  # the sampled partition ids, in the order of the draw; for sample a uniform draw
     seed: int
     rounds: int = 1  # planned; it and K may change when a run is resumed
     clients_per_round: int = 10  # K
@@ -184,10 +183,8 @@ class Method(ABC, Generic[P, S]):
     # ---- optional ---------------------------------------------------------------------------------------------
 
     def sample(self, state: S, round: Round, available: Sequence[int]) -> tuple[int, ...]:
-        """Draw ``round.count`` of the `available` partition ids (ascending); uniformly without replacement."""
-        keys = (round.number, round.exchange) if round.exchange else (round.number,)
-        drawn = stream(round.seed, "sample", *keys).choice(len(available), size=round.count, replace=False)
-        return tuple(available[i] for i in drawn)
+        """Return the clients that take part: ``round.clients``, drawn uniformly, or as many other `available` ones."""
+        return round.clients
 
     def evaluation(self, state: S) -> Evaluation:
         """Return the models to evaluate; the global one."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedcross.server.audit import NAME, check
 from fedcross.strategies.round.slot import ACCEPTED, NOT_NEEDED
-from fedcross.strategies.wire.protocol import LOST
+from fedcross.strategies.wire.records import LOST
 
 SHOWN = 20
 

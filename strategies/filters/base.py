@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedcross.strategies.method import Round, Upload
-from fedcross.strategies.wire.protocol import Payload
+from fedcross.strategies.wire.records import Payload
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Filter:
     def down(self, round: Round, payloads: list[Payload]) -> list[Payload]:
         """Return what is sent in an exchange. ``payload.received`` says what the client decodes it to.
 
-        A filter that codes replies too sets ``payload.model`` and ``payload.model_scales``, which a reply must have.
+        A filter that codes replies too sets ``payload.reply`` and ``payload.reply_scales``, which a reply must have.
         """
         return payloads
 

@@ -30,8 +30,7 @@ from fedcross.core.errors import UploadError
 from fedcross.core.settings import Settings
 from fedcross.strategies.filters.base import Filter
 from fedcross.strategies.method import Round, Start, Upload
-from fedcross.strategies.wire.protocol import SCALES, Payload
-from fedcross.strategies.wire.records import Array, Arrays, Spec, spec_of
+from fedcross.strategies.wire.records import SCALES, Array, Arrays, Payload, Spec, spec_of
 
 Kind = Literal["float32", "float16", "int8"]
 BLOCK = 1024  # values that share a scale
@@ -202,10 +201,10 @@ class CompressionFilter(Filter):
         """Return `payload` with the specs of an upload's arrays and scales, for a difference to what was received."""
         if self.settings.up == "float32":
             return payload
-        names = codable(payload.model, self._base(payload))
-        model = {**payload.model, **{name: (payload.model[name][0], self.settings.up) for name in names}}
-        count = sum(blocks(math.prod(model[name][0])) for name in names) if self.settings.up == "int8" else 0
-        return replace(payload, model=model, model_scales={SCALES: ((count,), "float32")} if count else {})
+        model = payload.model
+        reply = {name: (model[name][0], self.settings.up) for name in codable(model, self._base(payload))}
+        count = sum(blocks(math.prod(shape)) for shape, _ in reply.values()) if self.settings.up == "int8" else 0
+        return replace(payload, reply=reply, reply_scales={SCALES: ((count,), "float32")} if count else {})
 
     def up(self, payload: Payload, upload: Upload) -> Upload:
         """Return `upload` decoded; an UploadError ``malformed_array`` or ``non_finite`` if it cannot be."""

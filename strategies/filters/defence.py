@@ -22,7 +22,7 @@ from fedcross.core.settings import Settings
 from fedcross.strategies.filters.base import Filter, Verdict
 from fedcross.strategies.method import Round, Start, Upload
 from fedcross.strategies.pool.pool import Array, Arrays
-from fedcross.strategies.wire.protocol import Payload
+from fedcross.strategies.wire.records import Payload
 
 JUDGED = 3  # uploads that a median can judge
 KEPT = 20  # norms of earlier uploads, for exchanges of fewer

@@ -90,7 +90,7 @@ class Pooled(Stateful[Q, S]):
 
     def sample(self, state: S, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Draw clients; with widths, replace idle ones so that as many slots as possible find a device."""
-        drawn = super().sample(state, round, available)
+        drawn = round.clients
         if state.pool.corners is None:
             return drawn
         wanted = min(len(drawn), len(state.queue))
@@ -141,7 +141,7 @@ class Pooled(Stateful[Q, S]):
     def evaluation(self, state: S) -> Evaluation:
         """Return the global model; with widths that of every width, each value the mean of the slots that have it."""
         if state.pool.corners is None:
-            return super().evaluation(state)
+            return Evaluation([self.global_model(state)])
         means = {width: state.pool.mean(rank=rank) for rank, width in reversed([*enumerate(state.pool.levels)])}
         return Evaluation([], means)
 

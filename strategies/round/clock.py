@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -19,6 +19,9 @@ from pydantic import Field, model_validator
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.core.randomness import stream
 from fedcross.core.settings import Settings
+
+if TYPE_CHECKING:
+    from fedcross.strategies.round.slot import Slot
 
 Pairs = tuple[tuple[float, float], ...] | None
 PerClass = tuple[float, ...] | None
@@ -118,6 +121,15 @@ class VirtualClock:
         if devices.communication is not None:
             return compute + max(devices.least, float(draw.normal(*devices.communication[link])))
         return compute
+
+    def longest(self, slots: Iterable[Slot]) -> float:
+        """Return how long the slowest client of an exchange takes."""
+        sent = [(one.payload, one.payload.task, one.visit) for one in slots]
+        sizes = [payload.nbytes + payload.reply_nbytes for payload, *_ in sent]
+        seconds = [
+            self.seconds(t.client, visit, size, t.config.get("epochs")) for (_, t, visit), size in zip(sent, sizes)
+        ]
+        return max(seconds, default=0.0)
 
     def plan(self, index: int, client: int, visit: int, start: float, nbytes: int) -> tuple[float, bool]:
         """Return when a visit ends, and whether its client is asked: not if it cannot meet the deadline."""

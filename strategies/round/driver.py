@@ -12,20 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedcross.core.errors import ConfigError, StorageError, UploadError
 from fedcross.core.randomness import stream
 from fedcross.strategies.method import Evaluation, Method, Round, Scalar, Start, Task, Upload
-from fedcross.strategies.round.average import Average, averaged
 from fedcross.strategies.round.clock import Clock, VirtualClock
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.ledger import ClientRecords, Ledger, RoundReport
-from fedcross.strategies.round.packing import Packed, pack, unpack
-from fedcross.strategies.round.slot import Slot, tell_ends
-from fedcross.strategies.wire.protocol import Payload
-from fedcross.strategies.wire.records import Arrays
+from fedcross.strategies.round.nodes import LocalClients
+from fedcross.strategies.round.packing import Average, Packed, averaged, pack, unpack
+from fedcross.strategies.round.slot import Slot
+from fedcross.strategies.wire.records import Arrays, Payload
 from fedcross.tasks.scoring import spread
 
 
@@ -38,6 +36,13 @@ class RunState:
     clients: ClientRecords = field(default_factory=ClientRecords)
     visits: Any = None
     average: Average | None = None
+
+
+def uniform(current: Round, available: Sequence[int]) -> tuple[int, ...]:
+    """Draw ``current.count`` of the `available` partition ids (ascending) without replacement."""
+    keys = (current.number, current.exchange) if current.exchange else (current.number,)
+    drawn = stream(current.seed, "sample", *keys).choice(len(available), size=current.count, replace=False)
+    return tuple(available[i] for i in drawn)
 
 
 class Driver:
@@ -53,13 +58,14 @@ class Driver:
     """
 
     visits: Any = None  # those under way, of an asynchronous run
+    exchange: Any = None  # with the clients of the current grid
 
     def __init__(
         self, method: Method, start: Start, ledger: Ledger, clock: Clock | None = None,
         local_due: Callable[[int], bool] = lambda _: True, keep: int | None = None,
     ) -> None:  # fmt: skip
         self.method, self.start, self.ledger, self.clock, self.local_due = method, start, ledger, clock, local_due
-        self.settings, self.nodes, self._needed = ledger.settings, ledger.nodes, ledger.settings.needed
+        self.settings, self.nodes = ledger.settings, ledger.nodes
         self.exchanges = method.exchanges(start.clients_per_round)
         self.state: Any = method.init(start)
         pack(self.state)  # what cannot be stored is named before the first round
@@ -86,27 +92,29 @@ class Driver:
         current = self.begin(number, grid)
         for index in range(self.exchanges):
             current = replace(current, exchange=index)
-            exchange, payloads = self.prepare(current, grid)
-            self.close(current, exchange.carry_out(current, payloads, self.visit_number(current)))
+            payloads, spares = self.prepare(current)
+            self.close(current, self.exchange.carry_out(current, payloads, self.visit_number(current), spares))
         return self.report
 
     def begin(self, number: int, grid: Grid) -> Round:
         """Wait until enough clients are connected, and draw those of round `number`, or those that the log says."""
         ledger, log = self.ledger, self.ledger.log
         ledger.report = RoundReport(number)
+        if self.exchange is None or self.exchange.grid is not grid:
+            self.exchange = Exchange(ledger, grid)
         budgets = None if log is None else log.drawn(number)
         if budgets is not None:
             current = self.draw(number, budgets)
             self.available = self.wait(grid, current.clients)
         else:
             self.available = self.wait(grid)
-            told = {c: self.nodes.budget(c) for c in self.available} if ledger.widths else {}
-            budgets = told or dict.fromkeys(self.available, 1.0)
+            held = {client: self.nodes.budget(client) for client in self.available} if ledger.widths else {}
+            budgets = held or dict.fromkeys(self.available, 1.0)
             if log is not None:
                 log.draw(number, budgets)
             current = self.draw(number, budgets)
-        if ledger.tell:
-            ledger.tell("round_started", {"round": number, "clients": list(current.clients)})
+        if ledger.events:
+            ledger.events.tell("round_started", {"round": number, "clients": list(current.clients)})
         return current
 
     def draw(self, number: int, budgets: Mapping[int, float]) -> Round:
@@ -114,13 +122,20 @@ class Driver:
         s = self.settings
         count, held = min(s.clients_per_round, len(budgets)), budgets if self.ledger.widths else {}
         current = Round(number, 0, (), s.seed, s.rounds, s.clients_per_round, count=count, budgets=held)
-        return replace(current, clients=self.method.sample(self.state, current, list(budgets)))
+        return self.sampled(current, list(budgets))
+
+    def sampled(self, current: Round, available: Sequence[int]) -> Round:
+        """Return `current` with its clients: a uniform draw, which the method may change."""
+        current = replace(current, clients=uniform(current, available))
+        return replace(current, clients=self.method.sample(self.state, current, available))
 
     def wait(self, grid: Grid, wanted: Collection[int] = ()) -> list[int]:
         """Return the connected clients, when there are enough, and all `wanted` ones or none of them in time."""
         s = self.settings
+        if isinstance(grid, LocalClients):
+            return list(self.nodes.online or self.nodes.local(grid, s.needed))
         endless = s.networked and s.nonce and s.min_clients is None
-        return self.nodes.wait_for(grid, self._needed, s.wait_s, wanted, endless=endless)
+        return self.nodes.wait_for(grid, s.needed, s.wait_s, wanted, endless=endless)
 
     def visit_number(self, current: Round) -> int:
         """Return the number under which a client stores its state of this exchange; it grows with every exchange."""
@@ -129,48 +144,55 @@ class Driver:
 
     def payloads(self, current: Round, tasks: Sequence[Task]) -> list[Payload]:
         """Return what is sent for `tasks`, after the filters."""
-        found = [Payload.of(task) for task in tasks]
+        found = [Payload(task, task.arrays, task.arrays) for task in tasks]
         for one in self.ledger.filters:
             found = one.down(current, found)
         return found
 
-    def prepare(self, current: Round, grid: Grid) -> tuple[Exchange, list[Payload]]:
-        """Return this exchange, with its spare clients, and what it sends."""
+    def prepare(self, current: Round) -> tuple[list[Payload], list[int]]:
+        """Return what an exchange sends, and its spare clients in the order of asking."""
         self._began = time.perf_counter()
         payloads = self.payloads(current, self.method.dispatch(self.state, current))
-        spares: list[int] = []
-        if self.settings.reassign or self.settings.hedge:
-            free = sorted(set(self.available) - {payload.task.client for payload in payloads})
-            order = stream(current.seed, "spares", current.number, current.exchange).permutation(len(free))
-            spares = [free[i] for i in order]
-        return Exchange(self.ledger, grid, spares), payloads
+        if not (self.settings.reassign or self.settings.hedge):
+            return payloads, []
+        free = sorted(set(self.available) - {payload.task.client for payload in payloads})
+        order = stream(current.seed, "spares", current.number, current.exchange).permutation(len(free))
+        return payloads, [free[i] for i in order]
 
-    def close(self, current: Round, slots: Sequence[Slot]) -> None:
-        """Record the costs of an exchange and aggregate its uploads; average the global model after the last one."""
+    def close(self, current: Round, slots: Sequence[Slot]) -> dict[int, tuple[str, str]]:
+        """Record an exchange and aggregate its uploads; return slot -> why an upload does not count, with details."""
         ledger, report = self.ledger, self.report
-        payloads = {slot.payload.task.slot: slot.payload for slot in slots}
         self.add_costs(slots)
         if ledger.log is not None and slots and not slots[0].over:
             ledger.log.end(current)
         report.exchanges += bool(slots)
         report.seconds_training += time.perf_counter() - self._began
-        if isinstance(clock := self.clock, VirtualClock):
-            sent = [(one.payload.task, one.visit, one.payload.nbytes + one.payload.reply_nbytes) for one in slots]
-            seconds = [clock.seconds(task.client, visit, size, task.config.get("epochs")) for task, visit, size in sent]
-            report.metrics["virtual_seconds"] = report.metrics.get("virtual_seconds", 0.0) + max(seconds, default=0.0)
+        if isinstance(self.clock, VirtualClock):
+            before = report.metrics.get("virtual_seconds", 0.0)
+            report.metrics["virtual_seconds"] = before + self.clock.longest(slots)
         answered = any(slot.upload is not None and not slot.inherited for slot in slots)
         if ledger.faults and slots:
             asked = {slot.payload.task.client for slot in slots}
             ledger.end_if_common(asked, current.number, len(self.available), answered=answered)
         ledger.heard = ledger.heard or answered
-        uploads = sorted((slot.upload for slot in slots if slot.upload is not None), key=lambda one: one.slot)
-        refused = self.finish(current, uploads, payloads)
+        started = time.perf_counter()
+        uploads, refused = self._judged(current, slots)
+        self._measure(current, uploads)
+        if ledger.events:
+            facts = {"round": current.number, "exchange": current.exchange, "uploads": uploads}
+            ledger.events.tell("uploads", facts)
+        report.metrics.update(self.method.aggregate(self.state, current, uploads))
+        for upload in uploads:
+            ledger.clients.accepted[upload.client] = self.visit_number(current)
+        if current.exchange == self.exchanges - 1:
+            self.end_round(current.number)
+        report.seconds_aggregation += time.perf_counter() - started
         if ledger.widths and len(self.method.widths(self.start.corners)) > 1:
-            for slot in sorted(slots, key=lambda one: one.payload.task.width, reverse=True):
-                task = slot.payload.task
-                report.width_replies[task.width.text] += slot.upload is not None and task.slot not in refused
-        if ledger.tell:
-            tell_ends(ledger.tell, slots, refused)
+            for task in sorted((slot.payload.task for slot in slots), key=lambda one: one.width, reverse=True):
+                report.width_replies[task.width.text] += any(upload.slot == task.slot for upload in uploads)
+        if ledger.events:
+            ledger.events.ended(slots, refused)
+        return refused
 
     def add_costs(self, slots: Iterable[Slot]) -> None:
         """Add the requests of `slots` and their rejected replies to the report."""
@@ -180,14 +202,13 @@ class Driver:
             self.report.bytes_down += slot.counts["bytes"]
             self.report.rejected.update(slot.rejected)
 
-    def finish(
-        self, current: Round, uploads: list[Upload], payloads: Mapping[int, Payload]
-    ) -> dict[int, tuple[str, str]]:
-        """Aggregate what the filters accept of `uploads`, if it is enough; return slot -> why others do not count."""
-        started, ledger, report = time.perf_counter(), self.ledger, self.report
+    def _judged(self, current: Round, slots: Sequence[Slot]) -> tuple[list[Upload], dict[int, tuple[str, str]]]:
+        """Return the uploads that the filters accept, if they are enough, by slot; and why others do not count."""
+        ledger, report = self.ledger, self.report
+        uploads = sorted((slot.upload for slot in slots if slot.upload is not None), key=lambda one: one.slot)
         refused: list[tuple[Upload, str, str]] = []
         for one in reversed(ledger.filters):
-            verdict = one.judge(current, uploads, payloads)
+            verdict = one.judge(current, uploads, {slot.payload.task.slot: slot.payload for slot in slots})
             uploads = verdict.uploads
             refused += verdict.refused
             for name, count in verdict.counts.items():
@@ -201,17 +222,8 @@ class Driver:
             uploads = []
         for upload, reason, detail in refused:
             ledger.reject(upload.client, UploadError(reason, detail), report.rejected)
-        report.dropped += len(payloads) - len(uploads)
-        self._measure(current, uploads)
-        if ledger.tell:
-            ledger.tell("uploads", {"round": current.number, "exchange": current.exchange, "uploads": uploads})
-        report.metrics.update(self.method.aggregate(self.state, current, uploads))
-        for upload in uploads:
-            ledger.clients.accepted[upload.client] = self.visit_number(current)
-        if current.exchange == self.exchanges - 1:
-            self.end_round(current.number)
-        report.seconds_aggregation += time.perf_counter() - started
-        return {upload.slot: (reason, detail) for upload, reason, detail in refused}
+        report.dropped += len(slots) - len(uploads)
+        return uploads, {upload.slot: (reason, detail) for upload, reason, detail in refused}
 
     def _measure(self, current: Round, uploads: Sequence[Upload]) -> None:
         """Add bytes, mean loss and, where they are due, local accuracies of the uploads that are aggregated."""
@@ -240,9 +252,6 @@ class Driver:
     def evaluation(self) -> Evaluation:
         """Return the models whose score is the round's."""
         return self.method.evaluation(self.state) if self.average is None else Evaluation([self.average.model])
-
-    def stray(self, reply: Message) -> None:
-        """Take a reply that somebody else has pulled from the grid; only a run of visits can use one."""
 
     def saved(self) -> None:
         """Note that the checkpoint is on disk: clients may delete what no kept one needs."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 
-from flwr.app import Message, Metadata
+from flwr.app import Message
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -20,10 +20,10 @@ from fedcross.core.errors import UploadError
 from fedcross.strategies.method import Round, Trace, Upload
 from fedcross.strategies.parts.widths import described, holds
 from fedcross.strategies.round.ledger import Ledger
-from fedcross.strategies.round.polling import forget, pause
-from fedcross.strategies.round.slot import Slot, since, tell_rejection, whom
-from fedcross.strategies.wire import protocol
-from fedcross.strategies.wire.protocol import SUPERLINK_NODE_ID, Payload, Request, digest_of
+from fedcross.strategies.round.nodes import forget, pause
+from fedcross.strategies.round.slot import Slot, digest_of
+from fedcross.strategies.wire import records
+from fedcross.strategies.wire.records import SUPERLINK_NODE_ID, Payload, Request
 
 #: Reasons for which the server still waits: the reply came from another node or answers another request.
 FOREIGN = frozenset({"wrong_node", "wrong_nonce"})
@@ -34,72 +34,70 @@ TOLD_S = 60.0
 class Exchange:
     """Slots whose replies are awaited together: those of one exchange, or all visits of an asynchronous run.
 
-    Parameters
-    ----------
-    spares : sequence of int
-        Clients that may take over a slot, in the order of asking.
-    accepted, lost : callable, optional
-        Called with an accepted upload before the log gets it, and with a slot that no reply can win any more.
+    `accepted` is called with an accepted upload before the log gets it, and `lost` with a slot that no reply can win
+    any more.
     """
 
     def __init__(
-        self, ledger: Ledger, grid: Grid, spares: Sequence[int] = (), accepted: Callable[[Upload], None] | None = None,
+        self, ledger: Ledger, grid: Grid, accepted: Callable[[Upload], None] | None = None,
         lost: Callable[[Slot], None] | None = None,
     ) -> None:  # fmt: skip
         self.ledger, self.settings, self.grid = ledger, ledger.settings, grid
         self.slots, self.requests = dict[int, Slot](), dict[str, Request]()  # by number, by message id
-        self._spares, self._accepted, self._lost = list(spares), accepted, lost
+        self._spares, self._accepted, self._lost = list[int](), accepted, lost
         self._single: bool = getattr(grid, "blocking", False)  # whether every request has exactly one reply
-        self._new, self._first = list[Slot](), list[tuple[Metadata, Request]]()  # added last, and their first requests
 
     def add(
-        self, current: Round, payloads: Sequence[Payload], visit: int, place: Round | None = None,
-        label: Mapping[str, int] | None = None, deadline_s: float | None = None,
-    ) -> list[Message]:  # fmt: skip
+        self, current: Round, payloads: Sequence[Payload], visit: int, spares: Sequence[int] = (),
+        place: Round | None = None, label: Mapping[str, int] | None = None, deadline_s: float | None = None,
+    ) -> list[tuple[Message, Request]]:  # fmt: skip
         """Add a slot for each payload, the least recently trained first, and return the first requests.
 
-        There is none for a slot that the log has, and a second one for hedged slots. `place` is that in the log, by
-        default `current`; `label` names the slots in events.
+        There is none for a slot that the log has, and a second one for hedged slots. `spares` are clients that may take
+        over a slot, in the order of asking. `place` is that in the log, by default `current`; `label` names the slots
+        in events.
         """
-        log, place = self.ledger.log, place or current
+        replies, place = self.ledger.log, place or current
         deadline = time.monotonic() + (deadline_s or self.settings.deadline_s)
         label = label or {"round": current.number, "exchange": current.exchange}
-        over, before = (False, {}) if log is None else (log.is_over(place), self.ledger.logged(log, place, payloads))
-        self._spares = [client for client in self._spares if client not in {u.client for u in before.values()}]
-        missing, self._new = [], []
+        over, before = False, dict[int, Upload]()
+        if replies is not None:
+            over, before = replies.is_over(place), self.ledger.logged(replies, place, payloads)
+        self._spares = [client for client in spares if client not in {upload.client for upload in before.values()}]
+        missing = []
         for payload in payloads:
             upload = before.get(payload.task.slot)
-            slot = Slot(payload, current, visit, place, label, deadline, over, upload, upload is not None)
-            self._new.append(slot)
+            slot = Slot(payload, current, place, label, visit, deadline, over, upload, upload is not None)
             self.slots[payload.task.slot] = slot
             if over or slot.inherited:  # asked by the process before this one
                 slot.counts.update({"requests": 1, "bytes": payload.nbytes})
             else:
                 missing.append(payload)
         hedges = [one for payload in missing[: self.settings.hedge] if (one := self._take_spare(payload)) is not None]
-        made = [pair for payload in (*missing, *hedges) if (pair := self._request(payload)) is not None]
-        self._first = [(message.metadata, request) for message, request in made]
-        return [message for message, _ in made]
+        return [pair for payload in (*missing, *hedges) if (pair := self._request(payload)) is not None]
 
-    def send(self, messages: Sequence[Message]) -> None:
-        """Send the messages that :meth:`add` has returned."""
-        self.expect(self.grid.push_messages(messages) if messages else [])
+    def send(self, first: Sequence[tuple[Message, Request]], slots: Iterable[int]) -> None:
+        """Send the `first` requests, which :meth:`add` has returned, of these slots."""
+        ids = self.grid.push_messages([message for message, _ in first]) if first else []
+        self.expect([request for _, request in first], ids, slots)
 
-    def carry_out(self, current: Round, payloads: Sequence[Payload], visit: int) -> list[Slot]:
+    def expect(self, first: Iterable[Request], message_ids: Iterable[str], slots: Iterable[int]) -> None:
+        """Expect replies to the `first` requests of `slots`; spare clients replace those that were not asked."""
+        self._register(first, message_ids)
+        for number in slots:
+            self._replace(self.slots[number])
+
+    def carry_out(
+        self, current: Round, payloads: Sequence[Payload], visit: int, spares: Sequence[int] = ()
+    ) -> list[Slot]:
         """Add these slots, send their requests, collect the replies and return the slots, ended."""
-        self.send(self.add(current, payloads, visit))
+        self.send(self.add(current, payloads, visit, spares), list(self.slots))
         self.collect()
         return self.end()
 
-    def expect(self, message_ids: Iterable[str]) -> None:
-        """Expect replies to the messages of :meth:`add`; spare clients replace those that were not asked."""
-        self._register([request for _, request in self._first], message_ids)
-        self._replace(self._new)
-
-    def hand_in(self, replies: Iterable[Message]) -> list[Slot]:
-        """Continue as :meth:`carry_out` with `replies`, all that a caller has got to the messages of :meth:`add`."""
-        first = [metadata.message_id for metadata, _ in self._first]
-        self.expect(first)
+    def hand_in(self, first: Mapping[str, Request], replies: Iterable[Message]) -> list[Slot]:
+        """Continue as :meth:`carry_out` with `replies`, all that a caller has got to the `first` requests."""
+        self.expect(first.values(), first, list(self.slots))
         self.take(replies)
         self._drop(first)
         self.collect()
@@ -109,7 +107,7 @@ class Exchange:
         """Accept or reject `replies`; send lost slots to spare clients and repeat requests that are overdue."""
         for reply in replies:
             if (slot := self._settle(reply)) is not None and not self._repeat_lost(reply):
-                self._replace([slot])
+                self._replace(slot)
         if excluded := self.ledger.nodes.excluded:
             self._drop([one for one, request in self._waiting().items() if request.node in excluded])
         if (patience := self.settings.resend_s) is None:
@@ -125,10 +123,13 @@ class Exchange:
         """Take replies until `done` says so, by default when enough slots are won, or until none can come any more."""
         enough = min(self.settings.enough_replies or len(self.slots), len(self.slots))
         done = done or (lambda: sum(slot.upload is not None for slot in self.slots.values()) >= enough)
-        guarded = self.ledger.log is not None and self.settings.networked
+        replies_log = self.ledger.log if self.settings.networked else None
         last = began = time.monotonic()
         while not done() and (waiting := self._waiting()):
-            pulled = self.ledger.pull(self.grid, waiting) if guarded else [self.grid.pull_messages(set(waiting))]
+            if replies_log is None:
+                pulled: Iterable[Iterable[Message]] = [self.grid.pull_messages(set(waiting))]
+            else:
+                pulled = self.ledger.pull(replies_log, self.grid, waiting)
             for replies in map(list, pulled):
                 last = time.monotonic() if replies else last
                 self.take(replies)
@@ -141,11 +142,15 @@ class Exchange:
             if not self._single and (waiting := self._waiting()):
                 deadline = min(self.slots[request.payload.task.slot].deadline for request in waiting.values())
                 pause(last, deadline)
-                if now - began >= TOLD_S:
-                    began, tasks = deadline, [request.payload.task for request in waiting.values()]
-                    found = ", ".join(sorted(f"{task.slot} (client {task.client})" for task in tasks)[:10])
-                    log(INFO, "fedcross: round %d waits for %d slots, %s, for %.0f s at most (federation.deadline_s)",
-                        self.ledger.report.round, len(tasks), found, deadline - now)  # fmt: skip
+                began = self._say(waiting, deadline) if now - began >= TOLD_S else began
+
+    def _say(self, waiting: Mapping[str, Request], deadline: float) -> float:
+        """Log for whom an exchange waits; return `deadline`: it is said once."""
+        tasks = [request.payload.task for request in waiting.values()]
+        found = ", ".join(sorted(f"{task.slot} (client {task.client})" for task in tasks)[:10])
+        log(INFO, "fedcross: round %d waits for %d slots, %s, for %.0f s at most (federation.deadline_s)",
+            self.ledger.report.round, len(tasks), found, deadline - time.monotonic())  # fmt: skip
+        return deadline
 
     def end(self, *numbers: int) -> list[Slot]:
         """Take these slots out, by default all: the grid drops what it has not begun, and late replies are unknown."""
@@ -164,18 +169,17 @@ class Exchange:
             return None
         requests, accepted = ledger.clients.requests, ledger.clients.accepted
         requests[task.client] = requests.get(task.client, 0) + 1
-        if ledger.tell:
-            ledger.tell("request", {"client": task.client})
         at, keep = slot.current, accepted if ledger.durable is None else ledger.durable
         place = {"server-round": at.number, "round": at.number, "exchange": at.exchange, "rounds": self.settings.rounds}
         state = {"visit": slot.visit, "state": accepted.get(task.client, 0), "keep": keep.get(task.client, 0)}
         width = described(task.width) if ledger.widths else {}
         optional = {"base": ledger.base} if ledger.base else {}
         config = {**ledger.config, **task.config, **width, **optional, **place, **state, "run": self.settings.run}
-        digest, now = digest_of(payload) if ledger.audits else "", time.monotonic()
-        ttl = max(slot.deadline - now, 1.0)
-        message, made = protocol.request(payload, node, config, ttl, packed=ledger.packed, digest=digest)
-        made.made, made.repeatable = now, not again
+        ttl = max(slot.deadline - time.monotonic(), 1.0)
+        message, made = records.request(payload, node, config, ttl, packed=ledger.packed)
+        made.made, made.repeatable = time.monotonic(), not again
+        if ledger.events:
+            ledger.events.made(made)
         return message, made
 
     def _fits(self, payload: Payload, client: int) -> bool:
@@ -191,8 +195,8 @@ class Exchange:
                 self.requests[message_id] = slot.sent[message_id] = slot.waiting[message_id] = request
                 spare = request.repeatable and request.payload.task.client != slot.payload.task.client
                 slot.counts.update({"requests": 1, "bytes": request.down, "spares": spare})
-                if self.ledger.tell:
-                    self.ledger.tell("request_sent", {**slot.label, **whom(request), "bytes_down": request.down})
+                if self.ledger.events:
+                    self.ledger.events.sent(slot, request)
         return len(self.requests) > before
 
     def _send(self, payload: Payload, *, again: bool = False) -> bool:
@@ -208,32 +212,31 @@ class Exchange:
                 return replace(payload, task=replace(payload.task, client=client))
         return None
 
-    def _replace(self, slots: Iterable[Slot]) -> None:
-        """Send each lost slot to the next spare client that is connected, as often as ``reassign`` allows."""
-        for slot in slots:
-            while (
-                _is_lost(slot) and slot.reassigned < self.settings.reassign
-                and time.monotonic() < slot.deadline
-                and (payload := self._take_spare(slot.payload)) is not None
-            ):  # fmt: skip
-                slot.reassigned += self._send(payload)
-            if self._lost and _is_lost(slot):
-                self._lost(slot)
+    def _replace(self, slot: Slot) -> None:
+        """Send a slot that is lost to the next spare client that is connected, as often as ``reassign`` allows."""
+        while _is_lost(slot) and slot.reassigned < self.settings.reassign and time.monotonic() < slot.deadline:
+            if (payload := self._take_spare(slot.payload)) is None:
+                break
+            slot.reassigned += self._send(payload)
+        if self._lost and _is_lost(slot):
+            self._lost(slot)
 
     def _drop(self, message_ids: Iterable[str]) -> None:
         """Wait for the replies to these requests no longer."""
         for one in message_ids:
             slot = self.slots[self.requests[one].payload.task.slot] if one in self.requests else None
             if slot is not None and slot.waiting.pop(one, None) is not None:
-                self._replace([slot])
+                self._replace(slot)
 
     def _repeat_lost(self, reply: Message) -> bool:
         """Repeat the request, once, if Flower lost it, or took another node's reply for it; return whether it was."""
         request, networked = self.requests[reply.metadata.reply_to_message_id], self.settings.networked
-        lost = reply.has_error() and reply.error.code in protocol.LOST_ON_THE_WAY
-        foreign = self.settings.nonce and networked and not protocol.proves(reply, request)
+        if not request.repeatable:
+            return False
+        lost = reply.has_error() and reply.error.code in records.LOST_ON_THE_WAY
+        foreign = self.settings.nonce and networked and not records.proves(reply, request)
         doubtful = foreign and reply.metadata.src_node_id != SUPERLINK_NODE_ID
-        if not request.repeatable or not (doubtful or (lost and (networked or self.settings.resend_s is not None))):
+        if not (doubtful or (lost and (networked or self.settings.resend_s is not None))):
             return False
         request.repeatable = False
         return self._send(request.payload, again=True)
@@ -247,24 +250,24 @@ class Exchange:
     def _settle(self, reply: Message) -> Slot | None:
         """Accept or reject `reply`; return its slot if this has lost it, else None."""
         ledger, message_id = self.ledger, reply.metadata.reply_to_message_id
-        if (request := self.requests.get(message_id)) is None:
-            error = UploadError("unknown", "not an open request")
-            ledger.reject(None, error, ledger.report.rejected)
-            tell_rejection(ledger, None, reply, None, error)
-            return None
-        slot = self.slots[request.payload.task.slot]
+        request = self.requests.get(message_id)
+        slot = None if request is None else self.slots[request.payload.task.slot]
         try:
+            if request is None or slot is None:
+                raise UploadError("unknown", "not an open request")
             slot.upload = upload = self._checked(reply, request, slot)
         except UploadError as error:
-            ledger.reject(request.payload.task.client, error, slot.rejected)
-            tell_rejection(ledger, slot, reply, request, error)
-            if error.reason in FOREIGN and not self._single:
+            client = None if request is None else request.payload.task.client
+            ledger.reject(client, error, ledger.report.rejected if slot is None else slot.rejected)
+            if ledger.events:
+                label = {"round": ledger.report.round} if slot is None else slot.label
+                ledger.events.rejected(label, reply, request, error)
+            if request is None or slot is None or (error.reason in FOREIGN and not self._single):
                 return None
             request.answered, slot.verdict = True, error.reason
             return slot if slot.waiting.pop(message_id, None) is not None and _is_lost(slot) else None
-        if ledger.tell:
-            costs = {"seconds": since(request), "bytes_up": upload.nbytes}
-            ledger.tell("reply_accepted", {**slot.label, **whom(request), **costs})
+        if ledger.events:
+            ledger.events.accepted(slot, request, upload)
         slot.waiting.clear()
         if self._accepted:
             self._accepted(upload)
@@ -274,20 +277,18 @@ class Exchange:
 
     def _checked(self, reply: Message, request: Request, slot: Slot) -> Upload:
         """Return the decoded upload in `reply`, or raise an UploadError."""
-        task, sender = request.payload.task, reply.metadata.src_node_id
+        task, sender, ledger = request.payload.task, reply.metadata.src_node_id, self.ledger
         if sender not in {request.node, SUPERLINK_NODE_ID}:
             raise UploadError("wrong_node", f"node {sender} answers for node {request.node}")
         if request.answered:
             raise UploadError("duplicate", "answered already")
         if slot.upload is not None:
             raise UploadError("superseded", f"client {slot.upload.client} was faster")
-        fields = protocol.check(reply, request, nonce=self.settings.nonce)
-        upload = Upload(client=task.client, slot=task.slot, task=task, **fields)
-        digest = digest_of(upload) if self.ledger.audits else ""  # the arrays are still as they were sent
-        upload.trace = Trace(
-            request.node, request.digest, digest, round(time.monotonic() - request.made, 4), request.down
-        )
-        for one in reversed(self.ledger.filters):
+        upload = Upload(task.client, task.slot, **records.check(reply, request, nonce=self.settings.nonce), task=task)
+        digest = digest_of(upload) if ledger.events and ledger.events.audits else ""  # of the arrays as they were sent
+        seconds = round(time.monotonic() - request.made, 4)
+        upload.trace = Trace(request.node, request.digest, digest, seconds, request.down)
+        for one in reversed(ledger.filters):
             upload = one.up(request.payload, upload)
         request.answered = True
         return upload

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import ERROR, WARNING
-from typing import Any, Protocol
+from typing import Protocol
 
 from flwr.app import Message
 from flwr.common.logger import log
@@ -18,13 +18,11 @@ from fedcross.strategies.filters.base import Filter
 from fedcross.strategies.method import Round, Scalar, Upload
 from fedcross.strategies.round.nodes import Nodes
 from fedcross.strategies.round.settings import RoundSettings
-from fedcross.strategies.wire.protocol import LOST, Payload, Request
+from fedcross.strategies.round.slot import Events
+from fedcross.strategies.wire.records import LOST, Payload, Request
 
 #: The type of a client's error, and its words, of which so many characters are kept.
 CLIENT_ERROR, LONGEST = re.compile(r"client_error: (?:code \d+: )?(\w+): (.*)", re.DOTALL), 300
-#: Receives the name of an event (:data:`core.events.EVENTS`, ``request``, ``request_ended``, ``uploads`` or
-#: ``visit_ended``) and its fields.
-Tell = Callable[[str, Mapping[str, Any]], None]
 
 
 class ReplyLog(Protocol):
@@ -76,10 +74,7 @@ class RoundReport:
 
 @dataclass
 class Ledger:
-    """What the exchanges of a run share.
-
-    It also has the connected clients (`nodes`), and whether messages are `packed`.
-    """
+    """What the exchanges of a run share; `nodes` are the connected clients, `packed` says how messages are encoded."""
 
     settings: RoundSettings
     filters: Sequence[Filter] = ()  # between method and wire
@@ -87,8 +82,7 @@ class Ledger:
     budgets: Mapping[int, float] = field(default_factory=dict)  # client -> width of its device, as configured
     widths: bool = False  # whether models have widths
     base: str = ""  # digest of the part of the model that is neither trained nor sent
-    tell: Tell | None = None  # who hears of events
-    audits: bool = False  # whether requests need digests
+    events: Events | None = None  # for those who watch
     durable: dict[int, int] | None = None  # client -> visit whose state it keeps; None: the last accepted one
     config: Mapping[str, Scalar] = field(default_factory=dict)  # scalars of every request
     clients: ClientRecords = field(default_factory=ClientRecords)
@@ -158,20 +152,19 @@ class Ledger:
                     "sends now, and is not used", place.number, upload.client, upload.slot)  # fmt: skip
         return found
 
-    def pull(self, grid: Grid, waiting: Mapping[str, Request]) -> Iterator[list[Message]]:
+    def pull(self, replies_log: ReplyLog, grid: Grid, waiting: Mapping[str, Request]) -> Iterator[list[Message]]:
         """Yield replies to these requests, pulled one by one: a node whose reply takes all memory, or during whose
         replies the server died twice, is left out for the rest of the run.
         """
-        note = self.log.pulling if self.log is not None else lambda _: None
         for message_id, request in waiting.items():
-            note(request.node)
+            replies_log.pulling(request.node)
             try:
                 replies = list(grid.pull_messages([message_id]))
             except MemoryError:
                 self.exclude(request.node)
                 continue
             finally:  # the note stays only where the process died
-                note(None)
+                replies_log.pulling(None)
             if replies:
                 yield replies
 

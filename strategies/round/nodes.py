@@ -11,10 +11,10 @@ as it is connected. Further claims are refused, logged and counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from logging import ERROR, INFO, WARNING, LogRecord
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import FLOWER_LOGGER, log
@@ -22,11 +22,12 @@ from flwr.serverapp import Grid
 
 from fedcross.core.errors import FederationError
 from fedcross.core.settings import bound_partition, fingerprint
-from fedcross.strategies.round.polling import LocalClients, receive
 
 if TYPE_CHECKING:
     from fedcross.strategies.round.ledger import Ledger
 
+#: Least and largest pause between two polls in seconds, and the share of the time since the last reply that it takes.
+PAUSE_S, LONGEST_S, SHARE = 0.002, 2.0, 0.05
 #: Seconds that one refresh waits for answers, and after which a node that has not answered is asked again.
 QUERY_WAIT_S, QUERY_OPEN_S = 30.0, 300.0
 #: Seconds between two lines that say that the server waits for clients, and between two looks.
@@ -35,6 +36,16 @@ SAID_S, LOOK_S = 60.0, 0.5
 NO_ANSWER_TO_QUERIES = 2
 #: What Flower's simulation logs, with two tracebacks, for a node whose ClientApp has no handler for queries.
 EXPECTED_FAULTS = ("No query function registered", "An exception was raised when processing a message by")
+
+
+@runtime_checkable
+class LocalClients(Protocol):
+    """Attributes of a grid whose clients run on this machine: whether ``pull_messages`` itself runs them, and node id
+    -> partition id. Flower's own grids do not have them.
+    """
+
+    blocking: bool
+    partitions: dict[int, int]
 
 
 class Nodes:
@@ -65,9 +76,9 @@ class Nodes:
 
     def refresh(self, grid: Grid) -> list[int]:
         """Get the connected nodes from the grid, ask new ones for their partition, return the sorted partition ids."""
-        if isinstance(grid, LocalClients):  # always online
-            self._partition_of = grid.partitions
-        ids = list(grid.partitions if isinstance(grid, LocalClients) else grid.get_node_ids())
+        if isinstance(grid, LocalClients):
+            return list(self.local(grid))
+        ids = list(grid.get_node_ids())
         if ids == self._last:  # same nodes as last time, all known: fast even with 10,000 clients
             return list(self.online)
         online = set(ids) - self.excluded
@@ -80,6 +91,14 @@ class Nodes:
         self._last = ids if online <= self._partition_of.keys() else None
         self.online = self._holders(online)
         return list(self.online)
+
+    def local(self, grid: LocalClients, count: int = 0) -> dict[int, int]:
+        """Return the clients of this machine, all of which are always there, as ``online``; `count` are needed."""
+        found = {partition: node for node, partition in grid.partitions.items() if node not in self.excluded}
+        self.online = dict(sorted(found.items()))
+        if len(found) < count:
+            raise FederationError(f"{len(found)} clients are simulated, {count} are needed. Lower clients_per_round.")
+        return self.online
 
     def exclude(self, node: int) -> None:
         """Leave a node out for the rest of the run."""
@@ -115,8 +134,8 @@ class Nodes:
             if found < count and now - said >= SAID_S:
                 said = now
                 facts = {"round": self._ledger.report.round, "connected": found, "needed": count, "seconds": wait_s}
-                if self._ledger.tell:
-                    self._ledger.tell("waiting_for_clients", facts)
+                if self._ledger.events:
+                    self._ledger.events.tell("waiting_for_clients", facts)
                 missing = self._missing(grid) if now > began else ""
                 log(INFO, "fedcross: %d of %d clients are connected, waiting.%s", found, count, missing)
             time.sleep(LOOK_S)
@@ -239,3 +258,34 @@ def _without_expected_faults() -> Iterator[None]:
         yield
     finally:
         FLOWER_LOGGER.removeFilter(unexpected)
+
+
+# ---- awaiting replies -------------------------------------------------------------------------------------------
+
+
+def pause(last: float, deadline: float) -> None:
+    """Sleep between two polls, the longer the longer ago the `last` reply came; not beyond the deadline."""
+    now = time.monotonic()
+    time.sleep(max(min(LONGEST_S, max(PAUSE_S, SHARE * (now - last)), deadline - now), 0.0))
+
+
+def forget(grid: Grid, message_ids: Iterable[str]) -> None:
+    """Let a grid on this machine drop those of these requests that have no reply; Flower's own grids cannot."""
+    if drop := getattr(grid, "forget", None):
+        drop(message_ids)
+
+
+def receive(grid: Grid, message_ids: Iterable[str], timeout_s: float) -> Iterator[Message]:
+    """Yield replies to `message_ids` as they arrive, until all have arrived or `timeout_s` seconds have passed."""
+    waiting, last = {one for one in message_ids if one}, time.monotonic()
+    deadline = last + timeout_s
+    while waiting:
+        replies = list(grid.pull_messages(set(waiting)))
+        for reply in replies:
+            waiting.discard(reply.metadata.reply_to_message_id)
+            yield reply
+        if (now := time.monotonic()) >= deadline or not waiting:
+            return
+        last = now if replies else last
+        if not getattr(grid, "blocking", False):
+            pause(last, deadline)

@@ -1,4 +1,4 @@
-"""Packs any state into arrays and JSON values for a checkpoint, and back.
+"""What a checkpoint holds of a run: any state as arrays and JSON values, and the average of its global models.
 
 A state is a dataclass. Its fields hold arrays, numbers, strings, None, lists, tuples, sets and dictionaries of these,
 further dataclasses and named tuples, and objects with ``state()`` and ``restore(arrays)``, such as a pool. An array
@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.strategies.parts.averaging import first_late
 from fedcross.strategies.pool.pool import Arrays
+from fedcross.strategies.round.settings import AverageSettings
 
 ARRAY, CLASS, DICT, OBJECT, SET, TUPLE = "$array", "$class", "$dict", "$object", "$set", "$tuple"
 
@@ -125,3 +127,31 @@ def unpack(packed: Packed, fresh: Any) -> Any:
         return one(packed.values, fresh)
     except (AttributeError, LookupError, TypeError) as error:
         raise StorageError(f"another version of {type(fresh).__name__} wrote this state ({error!r}).") from error
+
+
+@dataclass
+class Average:
+    """The average of a method's global models so far (``average=ema`` or ``tail``), and how many are in it.
+
+    It is evaluated, never sent.
+    """
+
+    model: Arrays
+    count: int
+
+
+def averaged(settings: AverageSettings, before: Average | None, model: Arrays, number: int, rounds: int) -> Average:
+    """Return the average after round `number` of `rounds`, whose global model is `model`; `before` is not changed.
+
+    With G_r the global model after round r: ``ema`` is ``A_1 = G_1``, ``A_r = d A_{r-1} + (1 - d) G_r``; ``tail`` is
+    the mean of all G_r with ``r > f rounds``, and G_r itself before. Entries that are no floats are the newest ones.
+    """
+    if before is None or (settings.average == "tail" and number <= first_late(rounds, settings.average_from)):
+        return Average({name: np.array(array) for name, array in model.items()}, 1)
+    count = before.count + 1
+    share = 1 - settings.average_decay if settings.average == "ema" else 1 / count
+    found = {
+        name: old + array.dtype.type(share) * (array - old) if array.dtype.kind == "f" else np.array(array)
+        for (name, array), old in zip(model.items(), before.model.values())
+    }
+    return Average(found, count)

@@ -11,8 +11,9 @@ from fedcross.strategies.filters.defence import DefenceFilter
 from fedcross.strategies.method import Method, Start
 from fedcross.strategies.round.clock import Clock
 from fedcross.strategies.round.driver import Driver
-from fedcross.strategies.round.ledger import Ledger, ReplyLog, Tell
+from fedcross.strategies.round.ledger import Ledger, ReplyLog
 from fedcross.strategies.round.settings import RoundSettings, faults_of_visits
+from fedcross.strategies.round.slot import Events, Tell
 from fedcross.strategies.round.visits import Visits
 
 
@@ -41,6 +42,6 @@ def open_run(
         filters.append(DefenceFilter(settings.defence, start))
     if not settings.compression.exact:
         filters.append(CompressionFilter(settings.compression, start))
-    widths, audits = bool(method.widths(start.corners)), "request_ended" in watches
-    ledger = Ledger(settings, filters, log, budgets or {}, widths, base, tell if watches else None, audits)
+    events = Events(tell, "request_ended" in watches) if tell and watches else None
+    ledger = Ledger(settings, filters, log, budgets or {}, bool(method.widths(start.corners)), base, events)
     return (Visits if method.asynchronous else Driver)(method, start, ledger, clock, local_due, keep)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedcross.core.errors import ConfigError, FederationError
@@ -26,8 +26,8 @@ from fedcross.strategies.round.driver import Driver
 from fedcross.strategies.round.exchange import Exchange
 from fedcross.strategies.round.ledger import RoundReport
 from fedcross.strategies.round.open_visits import Lead, OpenVisit, VisitsState
-from fedcross.strategies.round.slot import NOT_ASKED, Slot, line_of, tell_ends
-from fedcross.strategies.wire.protocol import LOST
+from fedcross.strategies.round.slot import Slot
+from fedcross.strategies.wire.records import Payload
 from fedcross.tasks.scoring import spread
 
 #: Metric of an upload in the log of accepted replies: when it arrived, in seconds of the real clock.
@@ -59,7 +59,7 @@ class Visits(Driver):
         ledger, log, visits = self.ledger, self.ledger.log, self.visits
         ledger.config, ledger.report = config or {}, RoundReport(number)
         if not self.slots:
-            self.exchange = Exchange(ledger, grid, accepted=self._arrived, lost=self._lost)
+            self.exchange = Exchange(ledger, grid, self._arrived, self._lost)
             self.slots = self.exchange.slots
         self.available = self.wait(grid)
         if log is not None and (before := log.drawn(number)) is not None:
@@ -115,8 +115,7 @@ class Visits(Driver):
             return False
         idle = self._idle()
         if slots := tuple(sorted(free[: len(idle)])):
-            current = self._round(number, dispatches, (), slots)
-            self._dispatch(replace(current, clients=self.method.sample(self.state, current, idle)))
+            self._dispatch(self.sampled(self._round(number, dispatches, (), slots), idle))
         return bool(slots)
 
     def _repeat(self, clock: ReplayClock, number: int, free: Collection[int]) -> None:
@@ -181,8 +180,8 @@ class Visits(Driver):
             visit.asked, place = True, self._place(visit)
             limit = self.time.deadline_s if isinstance(self.time, RealClock) else None
             payloads = self.payloads(current, [visit.task])
-            about = self.visit_number(current), place, {"visit": visit.index}, limit
-            self.exchange.send(self.exchange.add(current, payloads, *about))
+            about = self.visit_number(current), (), place, {"visit": visit.index}, limit
+            self.exchange.send(self.exchange.add(current, payloads, *about), [visit.slot])
             slot = self.slots[visit.slot]
             if slot.over or slot.inherited:
                 visit.finish = self._ends.get((place.number, place.exchange), visit.finish)
@@ -205,10 +204,6 @@ class Visits(Driver):
         visit.finish = self._now() if isinstance(self.time, RealClock) else visit.finish
         if self.ledger.log is not None:
             self.ledger.log.end(slot.place, visit.finish)
-
-    def stray(self, reply: Message) -> None:
-        """Take a reply that somebody else has pulled from the grid."""
-        self.exchange.take([reply])
 
     def _next_group(self, asked: set[int]) -> list[OpenVisit]:
         """Return the visits that end next, by slot, when their replies are there; on the real clock always one."""
@@ -235,29 +230,31 @@ class Visits(Driver):
     def saved(self) -> None:
         """Also write replies that have arrived but not been used into the log, which a checkpoint has just emptied."""
         super().saved()
-        for visit in self._settled() if self.ledger.log is not None else ():
-            if self.ledger.log is not None and (upload := self.slots[visit.slot].upload) is not None:
-                self.ledger.log.accept(self._place(visit), upload)
-            elif self.ledger.log is not None:
-                self.ledger.log.end(self._place(visit), visit.finish)
+        if (log := self.ledger.log) is None:
+            return
+        for visit in self._settled():
+            if (upload := self.slots[visit.slot].upload) is not None:
+                log.accept(self._place(visit), upload)
+            else:
+                log.end(self._place(visit), visit.finish)
 
     # ---- what becomes of a group --------------------------------------------------------------------------------
 
     def _handle(self, number: int, index: int, group: Sequence[OpenVisit]) -> None:
         """Hand the uploads of `group`, the round's group `index`, to the method and free its slots."""
-        started, report, visits, tell = time.perf_counter(), self.report, self.visits, self.ledger.tell
+        started, report, visits, events = time.perf_counter(), self.report, self.visits, self.ledger.events
         if isinstance(self.time, RealClock):  # no two at once
             group[0].finish = max(group[0].finish, math.nextafter(visits.now, math.inf))
         visits.now = group[0].finish
         uploads = [upload for visit in group if (upload := self._count(number, visit)) is not None]
         trained = {upload.slot for upload in uploads}
-        if tell:
-            tell("uploads", {"round": number, "exchange": index, "uploads": uploads})
+        if events:
+            events.tell("uploads", {"round": number, "exchange": index, "uploads": uploads})
             for one in group:
                 line = {"visit": one.index, "round": number, "group": index, "slot": one.slot, "client": one.client,
                         "start": one.start, "finish": one.finish, "accepted": one.slot in trained,
                         "staleness": visits.accepted - one.seen}  # fmt: skip
-                tell("visit_ended", line)
+                events.tell("visit_ended", line)
         visits.open = [visit for visit in visits.open if visit not in group]
         visits.finished += len(group)
         clients, slots = tuple(visit.client for visit in group), tuple(visit.slot for visit in group)
@@ -272,18 +269,15 @@ class Visits(Driver):
 
     def _count(self, number: int, visit: OpenVisit) -> Upload | None:
         """Count what `visit` cost and brought, tell how its requests ended, and return its upload, if it has one."""
-        report, place, ended = self.report, {"round": number, "visit": visit.index}, self.exchange.end(visit.slot)
-        upload = ended[0].upload if ended else None
-        self.add_costs(ended)
-        for slot in ended:
-            slot.label = place
-        if self.ledger.tell:
-            tell_ends(self.ledger.tell, ended, {})
+        report, place = self.report, self._place(visit)
+        ended = self.exchange.end(visit.slot)
         if not ended:  # beyond the clock's deadline: nobody was asked, and yet a client was lost
-            report.clients += 1
-            if self.ledger.tell:
-                line = line_of(LOST, slot=visit.slot, client=visit.client, detail=NOT_ASKED)
-                self.ledger.tell("request_ended", {**place, **line})
+            never = Payload(visit.task, visit.task.arrays, visit.task.arrays)
+            ended = [Slot(never, place, place, counts=Counter(requests=1))]
+        self.add_costs(ended)
+        ended[0].label, upload = {"round": number, "visit": visit.index}, ended[0].upload
+        if self.ledger.events:
+            self.ledger.events.ended(ended, {})
         self.visits.lead.ended(visit.client, accepted=upload is not None)
         if upload is None:
             report.dropped += 1

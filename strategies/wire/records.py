@@ -1,36 +1,215 @@
-"""Named arrays: their description, and their form as Flower records, with one copy to encode and none to decode.
+"""The messages of a round: a request, its reply, the check that the reply is what was asked for, arrays as records.
 
-An array is sent as its ``.npy`` bytes, Flower's own convention, so any Flower client can read and write it. Flower
-sends every array as an object of its own, with two requests and a round trip. Between fedcross programs all arrays of
-a record can be *packed* as one, a safetensors file. Its header follows from names, shapes and dtypes alone, so a
-receiver compares it with its own and parses nothing.
+Server to client: the model (``arrays``), named groups of further arrays (``extra.NAME``) and scalars (``config``).
+Client to server: the same three and ``metrics``. A random nonce links each reply to the one request that it answers.
+
+An array is sent as its ``.npy`` bytes, Flower's own convention, so any Flower client reads and writes it: one copy to
+encode, none to decode. Over a network all arrays of a record can travel as one (:mod:`strategies.wire.formats`).
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
+import hmac
 import io
-import json
 import math
+import secrets
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fedcross.core.errors import UploadError
 from fedcross.strategies.pool.pool import Array as Array
 from fedcross.strategies.pool.pool import Arrays as Arrays
+from fedcross.strategies.wire.formats import PACKED, STYPE, npy_header, pack, packable, unpack
+from fedcross.strategies.wire.formats import Spec as Spec
 
-#: Name -> (shape, name of the dtype).
-Spec = Mapping[str, tuple[tuple[int, ...], str]]
-#: Name of the one array of a packed record, and the serialisation types that arrays declare to Flower.
-PACKED, STYPE, NUMPY = "packed", "safetensors", "numpy.ndarray"
+if TYPE_CHECKING:  # a device's light process imports this module without torch
+    from fedcross.strategies.method import Scalar, Task
 
-_DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16",
-           "int8": "I8", "uint8": "U8", "bool": "BOOL"}  # fmt: skip
-_NAMES = {short: name for name, short in _DTYPES.items()}
+#: Arrays, or their specification.
+G = TypeVar("G", Arrays, Spec)
+#: Prefix of the names of further groups of arrays; name of the record, and of its array, with the scales of coded
+#: arrays (:mod:`strategies.filters.compression`); the serialisation type that other arrays declare to Flower.
+EXTRA, SCALES, NUMPY = "extra.", "scales", "numpy.ndarray"
+#: Scalars of a request that its reply returns, so that it belongs to this request and no other.
+ORIGIN = ("run", "round", "exchange", "client", "slot", "nonce")
+#: Reason of a request without a reply: the SuperLink says that there is none, or none has come.
+LOST = "lost"
+#: Node id of the SuperLink, the sender when Flower reports that a node is gone; in one process, of every reply.
+SUPERLINK_NODE_ID = 1
+#: Flower's error codes for a request or reply that it cannot deliver; with these it says that there is no reply.
+LOST_ON_THE_WAY = frozenset({ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE})
+UNDELIVERED = LOST_ON_THE_WAY | {ErrorCode.NODE_UNAVAILABLE}
+#: Largest number of examples, absolute value of a metric, and number of metrics that a reply may have.
+MAX_EXAMPLES, LARGEST_METRIC, MAX_METRICS = 2**40, 1e9, 64
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A task in the form in which it is sent, after the filters."""
+
+    task: Task
+    arrays: Arrays  # the model as sent, coded perhaps (strategies.filters.compression)
+    received: Arrays  # the model that the client decodes and trains
+    scales: Arrays = field(default_factory=dict)  # of the coded arrays
+    reply: Spec = field(default_factory=dict)  # the arrays that the reply codes
+    reply_scales: Spec = field(default_factory=dict)
+
+    @property
+    def model(self) -> Spec:
+        """What the reply's model must be."""
+        return {**spec_of(self.received), **self.reply}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all array values in this payload."""
+        return sum(a.nbytes for group in (self.arrays, self.scales, *self.task.extras.values()) for a in group.values())
+
+    @property
+    def reply_nbytes(self) -> int:
+        """Bytes of all array values in a reply to it."""
+        specs = (self.model, self.reply_scales, *self.task.returns.values())
+        return sum(math.prod(shape) * np.dtype(dtype).itemsize for spec in specs for shape, dtype in spec.values())
+
+
+@dataclass(eq=False)
+class Request:
+    """A request without its message, which holds a copied model."""
+
+    payload: Payload
+    node: int
+    origin: Mapping[str, str | int]  # the scalars that its reply must return
+    down: int
+    digest: str = ""  # of its arrays, if anybody asks for it
+    repeatable: bool = True  # neither a repetition nor repeated
+    answered: bool = False
+    made: float = field(default_factory=time.monotonic)
+
+
+def request(
+    payload: Payload, node: int, config: Mapping[str, Scalar], ttl_s: float, *, packed: bool = False
+) -> tuple[Message, Request]:
+    """Return the Flower message that carries `payload` to `node`, and what is known of it.
+
+    `config` are all scalars, also the task's; ``run``, ``round`` and ``exchange`` are among them.
+    """
+    task = payload.task
+    groups = groups_of(payload.arrays, task.extras, payload.scales)
+    content = RecordDict({name: encode(group, packed) for name, group in groups.items()})
+    values: dict[str, Any] = {**config, "client": task.client, "slot": task.slot, "nonce": secrets.token_hex(16)}
+    content["config"], group = ConfigRecord(values), str(values["round"])
+    message = Message(content, dst_node_id=node, message_type=MessageType.TRAIN, ttl=ttl_s, group_id=group)
+    return message, Request(payload, node, {name: values[name] for name in ORIGIN}, payload.nbytes)
+
+
+def groups_of(model: G, extras: Mapping[str, G], scales: G | None) -> dict[str, G]:
+    """Return what a message holds of each: record name -> arrays, or their specification."""
+    found = {"arrays": model, **{EXTRA + name: group for name, group in extras.items()}}
+    return {**found, SCALES: scales} if scales else found
+
+
+def answer(
+    asked_for: RecordDict, arrays: Arrays, extras: Mapping[str, Arrays], num_examples: int,
+    metrics: Mapping[str, float], scales: Arrays | None = None,
+) -> RecordDict:  # fmt: skip
+    """Return the content of the client's answer to a message with content `asked_for`, packed if that is."""
+    asked, packed = asked_for.config_records["config"], is_packed(asked_for.array_records["arrays"])
+    groups = groups_of(arrays, extras, scales)
+    content = RecordDict({name: encode(group, packed) for name, group in groups.items()})
+    content["config"] = ConfigRecord({name: asked[name] for name in ORIGIN})
+    content["metrics"] = MetricRecord({"num-examples": num_examples, **metrics})
+    return content
+
+
+def check(message: Message, asked: Request, *, nonce: bool = True) -> dict[str, Any]:
+    """Return what an upload takes from a reply, or raise an UploadError with the reason why it is rejected.
+
+    Nothing that a client sends is trusted: every field is compared with the request, and arrays with the declared
+    model before memory is allocated for them. Without `nonce`, as for plain Flower clients, the reply need not return
+    the request's scalars. Reasons: ``lost`` (the SuperLink has no reply), ``client_error``, ``malformed_message``,
+    ``wrong_round``, ``wrong_slot``, ``wrong_nonce``, ``bad_examples``, ``bad_metrics``, and those of :func:`decode`.
+    """
+    if message.has_error():
+        gone = message.error.code in UNDELIVERED and message.metadata.src_node_id == SUPERLINK_NODE_ID
+        said = f"code {message.error.code}: {_shown(message.error.reason)}"
+        raise UploadError(LOST if gone else "client_error", said)
+    if not message.has_content():
+        raise UploadError("malformed_message", "a reply without content")
+    content, payload = message.content, asked.payload
+    if nonce:
+        _check_origin(message, asked)
+    specs = groups_of(payload.model, payload.task.returns, payload.reply_scales)
+    if wrong := (set(content) - {"config"}) ^ {"metrics", *specs}:
+        raise UploadError("malformed_message", f"record {str(min(map(str, wrong)))[:80]!r} missing or not asked for")
+    if "metrics" not in content.metric_records or not specs.keys() <= content.array_records.keys():
+        raise UploadError("malformed_message", "a record of another kind")
+    examples, metrics = check_metrics(content.metric_records["metrics"])
+    found = {name: decode(content.array_records[name], spec) for name, spec in specs.items()}
+    nbytes = sum(array.nbytes for arrays in found.values() for array in arrays.values())
+    facts = {"num_examples": examples, "metrics": metrics, "nbytes": nbytes}
+    upload = {"arrays": found.pop("arrays"), "scales": found.pop(SCALES, {}), **facts}
+    return upload | {"extras": {name.removeprefix(EXTRA): group for name, group in found.items()}}
+
+
+def proves(message: Message, asked: Request) -> bool:
+    """Return whether the reply returns its request's nonce, which only the server and the asked client know."""
+    if not message.has_content() or "config" not in message.content.config_records:
+        return False
+    nonce = message.content.config_records["config"].get("nonce")
+    return isinstance(nonce, str) and hmac.compare_digest(nonce.encode(), str(asked.origin["nonce"]).encode())
+
+
+def _check_origin(message: Message, asked: Request) -> None:
+    """Check that the reply answers exactly this request, and is no report of a client's error."""
+    if "config" not in message.content.config_records:
+        raise UploadError("malformed_message", "config is missing or a record of another kind")
+    config = message.content.config_records["config"]
+    if not proves(message, asked):
+        raise UploadError("wrong_nonce", "the reply belongs to another request")
+    if wrong := [name for name in ORIGIN if config.get(name) != asked.origin[name]]:
+        reason = "wrong_slot" if wrong[0] in ("client", "slot") else "wrong_round"
+        found = str(config.get(wrong[0]))[:20]
+        raise UploadError(reason, f"{wrong[0]} {found} instead of {asked.origin[wrong[0]]}")
+    if set(message.content) == {"config"} and "error" in config:
+        place = f" ({_shown(config['file'])}:{_shown(config.get('line'))})" if config.get("file") else ""
+        where = "" if config["error"] == "ConfigError" else place
+        raise UploadError("client_error", f"{_shown(config['error'])}: {_shown(config.get('detail'))}{where}")
+
+
+def _shown(text: object) -> str:
+    """Return beginning and end of an error's text, 600 characters of it."""
+    whole = str(text)
+    return whole if len(whole) <= 600 else f"{whole[:300]} ... {whole[-300:]}"
+
+
+def check_metrics(record: MetricRecord) -> tuple[int, dict[str, float]]:
+    """Return the number of examples and the other metrics, all finite and at most ``LARGEST_METRIC``.
+
+    They are averaged over clients, so one without bounds would decide the mean.
+    """
+    if len(record) > MAX_METRICS:
+        raise UploadError("bad_metrics", f"{len(record)} metrics, {MAX_METRICS} at most")
+    examples, metrics = record.get("num-examples"), dict[str, float]()
+    if type(examples) is not int or not 0 < examples <= MAX_EXAMPLES:
+        raise UploadError("bad_examples", f"num-examples {str(examples)[:40]}, expected an integer from 1")
+    for name, value in record.items():
+        number = float(value) if type(value) in (int, float) else math.nan  # type: ignore[arg-type]
+        least, most = (0.0, 1.0) if name == "local-accuracy" else (-LARGEST_METRIC, LARGEST_METRIC)
+        if name != "num-examples":
+            if not least <= number <= most:
+                raise UploadError("bad_metrics", f"{str(name)[:40]}={str(value)[:40]} is no number that it can have")
+            metrics[str(name)] = number
+    return examples, metrics
+
+
+# ---- arrays as records --------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=64)
@@ -43,75 +222,30 @@ def spec_of(arrays: Mapping[str, Array]) -> dict[str, tuple[tuple[int, ...], str
     return {name: (tuple(a.shape), _dtype_name(a.dtype)) for name, a in arrays.items()}
 
 
-def nbytes_of(spec: Spec) -> int:
-    """Return the bytes of all values of arrays of `spec`."""
-    return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in spec.values())
+def is_packed(record: ArrayRecord) -> bool:
+    """Return whether all arrays of `record` are packed as one."""
+    return len(record) == 1 and PACKED in record and record[PACKED].stype == STYPE
 
 
-# ---- encoding -----------------------------------------------------------------------------------------------------
-
-
-def encode(arrays: Mapping[str, Array], packed: bool | ArrayRecord = False) -> ArrayRecord:
-    """Return an ArrayRecord that owns a copy of `arrays`: one Flower array each, or with `packed` one for all.
-
-    A record in place of `packed` says which by being packed itself.
-    """
-    if arrays and (packed if isinstance(packed, bool) else is_packed(packed)) and packable(spec := spec_of(arrays)):
-        ordered = _ordered(spec)
-        data = b"".join((_packed_header(ordered), *(_values(arrays[name]) for name, *_ in ordered)))
-        return ArrayRecord({PACKED: FlowerArray(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)})
+def encode(arrays: Mapping[str, Array], packed: bool = False) -> ArrayRecord:
+    """Return an ArrayRecord that owns a copy of `arrays`: one Flower array each, or with `packed` one for all."""
+    if packed and arrays and packable(spec := spec_of(arrays)):
+        return ArrayRecord({PACKED: pack(arrays, spec)})
     record = ArrayRecord()
     for name, array in arrays.items():
-        data = b"".join((_npy_header(array.shape, array.dtype.str), _values(array)))  # the only copy
+        values = np.asarray(array, order="C").reshape(-1).view(np.uint8).data
+        data = b"".join((_header(array.shape, array.dtype.str), values))  # the only copy
         record[name] = FlowerArray(dtype=_dtype_name(array.dtype), shape=tuple(array.shape), stype=NUMPY, data=data)
     return record
 
 
-def _values(array: Array) -> memoryview:
-    return np.asarray(array, order="C").reshape(-1).view(np.uint8).data
-
-
 @functools.lru_cache(maxsize=4096)
-def _npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
+def _header(shape: tuple[int, ...], dtype: str) -> bytes:
     """Return the .npy header that numpy writes for a C-ordered array of this shape and dtype."""
     buffer = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
     np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
     return buffer.getvalue()
-
-
-Ordered = tuple[tuple[str, tuple[int, ...], str], ...]
-
-
-def packable(spec: Spec) -> bool:
-    """Return whether safetensors supports every dtype of `spec`."""
-    return all(dtype in _DTYPES for _, dtype in spec.values())
-
-
-def _ordered(spec: Spec) -> Ordered:
-    """Return (name, shape, dtype), wide numbers first so that all are aligned, then by name: safetensors' own order."""
-    rows = ((name, tuple(shape), dtype) for name, (shape, dtype) in spec.items())
-    return tuple(sorted(rows, key=lambda row: (-np.dtype(row[2]).itemsize, row[0])))
-
-
-@functools.lru_cache(maxsize=256)
-def _packed_header(ordered: Ordered) -> bytes:
-    entries, place = {}, 0
-    for name, shape, dtype in ordered:
-        stop = place + math.prod(shape) * np.dtype(dtype).itemsize
-        entries[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [place, stop]}
-        place = stop
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-# ---- decoding -----------------------------------------------------------------------------------------------------
-
-
-def is_packed(record: ArrayRecord) -> bool:
-    """Return whether all arrays of `record` are packed as one."""
-    return len(record) == 1 and PACKED in record and record[PACKED].stype == STYPE
 
 
 def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
@@ -122,7 +256,7 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
     ``extra_array``, ``wrong_dtype``, ``wrong_shape``, ``malformed_array``, ``non_finite``.
     """
     if is_packed(record) and packable(spec):
-        arrays = _unpack(record[PACKED], spec)
+        arrays = unpack(record[PACKED], spec)
     elif missing := [name for name in spec if name not in record]:
         raise UploadError("missing_array", f"{len(missing)} of {len(spec)} arrays missing, first {missing[0]!r}")
     elif len(record) != len(spec):
@@ -141,32 +275,8 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
 def views(record: ArrayRecord) -> Arrays:
     """Return read-only views into the bytes of `record`, from the client's own server; an UploadError if damaged."""
     if is_packed(record):
-        return _unpack(record[PACKED])
+        return unpack(record[PACKED])
     return {str(name): _decode_one(str(name), one, tuple(one.shape), one.dtype) for name, one in record.items()}
-
-
-def _unpack(array: FlowerArray, spec: Spec | None = None) -> Arrays:
-    """Return read-only views of packed arrays, which must be those of `spec`; None: of what their header declares."""
-    data = array.data
-    if array.dtype != "uint8":
-        raise UploadError("wrong_dtype", f"packed arrays declared as {str(array.dtype)[:40]!r}")
-    if not isinstance(data, bytes) or tuple(array.shape) != (len(data),):
-        raise UploadError("wrong_shape", f"packed arrays declared as {str(array.shape)[:80]}")
-    if spec is None:
-        try:
-            found = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            spec = {name: (tuple(entry["shape"]), _NAMES[entry["dtype"]]) for name, entry in found.items()}
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise UploadError("malformed_array", "no readable header of packed arrays") from error
-    ordered = _ordered(spec)
-    header = _packed_header(ordered)
-    if len(data) != (wanted := len(header) + nbytes_of(spec)) or not data.startswith(header):
-        raise UploadError("malformed_array", f"{len(data)} packed bytes, not the {wanted} of the declared arrays")
-    found, place = {}, len(header)
-    for name, shape, dtype in ordered:
-        found[name] = np.frombuffer(data, dtype=dtype, count=math.prod(shape), offset=place).reshape(shape)
-        place += found[name].nbytes
-    return {name: found[name] for name in spec}
 
 
 def _decode_one(name: str, array: FlowerArray, shape: tuple[int, ...], dtype: str) -> Array:
@@ -177,8 +287,8 @@ def _decode_one(name: str, array: FlowerArray, shape: tuple[int, ...], dtype: st
     data = array.data
     if array.stype != NUMPY or not isinstance(data, bytes):
         raise UploadError("malformed_array", f"{name}: serialisation {str(array.stype)[:40]!r}")
-    header = _npy_header(shape, np.dtype(dtype).str)
-    start, by_columns = (len(header), False) if data.startswith(header) else _parse_header(name, data, shape, dtype)
+    header = _header(shape, np.dtype(dtype).str)
+    start, by_columns = (len(header), False) if data.startswith(header) else npy_header(name, data, shape, dtype)
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if len(data) - start != size:
         raise UploadError("malformed_array", f"{name}: {len(data) - start} bytes of values instead of {size}")
@@ -187,43 +297,3 @@ def _decode_one(name: str, array: FlowerArray, shape: tuple[int, ...], dtype: st
         values = np.ascontiguousarray(values)
         values.setflags(write=False)
     return values
-
-
-def _parse_header(name: str, data: bytes, shape: tuple[int, ...], dtype: str) -> tuple[int, bool]:
-    """Return the offset of the values and whether they lie by columns, for a header that another program wrote."""
-    head = io.BytesIO(data[:1024])
-    try:
-        version = np.lib.format.read_magic(head)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        found_shape, fortran, found_dtype = read(head, max_header_size=1024)
-    except Exception as error:
-        # numpy raises ValueError; its header parser also raises SyntaxError, TokenError and TypeError.
-        raise UploadError("malformed_array", f"{name}: no readable .npy header") from error
-    if found_shape != shape or found_dtype != np.dtype(dtype):
-        raise UploadError("malformed_array", f"{name}: header and declaration disagree")
-    return head.tell(), bool(fortran) and len(shape) > 1
-
-
-# ---- digests for the audit trail ----------------------------------------------------------------------------------
-
-
-def digest(groups: Mapping[str, Arrays]) -> str:
-    """Return the SHA-256 of groups of arrays, with names, shapes and dtypes; the same however a message is packed."""
-    found = hashlib.sha256()
-    for group, arrays in sorted(groups.items()):
-        for name, array in sorted(arrays.items()):
-            found.update(f"{group}\0{name}\0{array.dtype}\0{array.shape}\n".encode())
-            found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
-
-
-def raw_digest(content: RecordDict) -> tuple[str, int]:
-    """Return the SHA-256 of a message's arrays as they came, which may be malformed, and how many bytes they have."""
-    found, size = hashlib.sha256(), 0
-    for record, arrays in sorted(content.array_records.items()):
-        for name, array in sorted(arrays.items()):
-            found.update(f"{record}\0{name}\n".encode(errors="replace"))
-            if isinstance(array.data, bytes):
-                found.update(array.data)
-                size += len(array.data)
-    return found.hexdigest(), size

@@ -11,7 +11,7 @@ from fedcross.core.settings import find
 from fedcross.engines.grid import LocalGrid
 from fedcross.engines.job import Capabilities, engine_of
 from fedcross.server.run_setup import networked
-from fedcross.strategies.round.polling import LocalClients
+from fedcross.strategies.round.nodes import LocalClients
 from tests.support.toy import app
 
 ENGINES = sorted(path.stem for path in (CONF / "engine").glob("*.yaml"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from fedcross.core.errors import ConfigError
 from fedcross.strategies.method import Round, Start, Upload
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
 from fedcross.strategies.registry import method_class
+from fedcross.strategies.round.driver import uniform
 from fedcross.strategies.round.packing import pack, unpack
 from fedcross.tasks.models.width import FULL, Corners
 
@@ -62,7 +63,7 @@ def play(method, state, number, lost=()):
         slots = tuple(range(K)) if method.asynchronous else ()
         current = Round(number, exchange, (), s.seed, ROUNDS, K, K, slots, budgets=dict.fromkeys(available, 1.0))
         if exchange == 0:
-            clients = method.sample(state, current, available)
+            clients = method.sample(state, replace(current, clients=uniform(current, available)), available)
         current = Round(
             number, exchange, clients, s.seed, ROUNDS, K, len(clients), slots, budgets=dict.fromkeys(available, 1.0)
         )

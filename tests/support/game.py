@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedcross.strategies.method import Method, Round, Task, Upload
-from fedcross.strategies.round.driver import Start
+from fedcross.strategies.round.driver import Start, uniform
 from fedcross.strategies.round.packing import Packed, pack, unpack
 from fedcross.strategies.wire.records import Arrays
 
@@ -58,7 +58,8 @@ class Game:
     def sample(self, number: int, available: Sequence[int]) -> tuple[int, ...]:
         """Draw the clients of a round."""
         count = min(self.start.clients_per_round, len(available))
-        return self.method.sample(self.state, self.round(number, count=count), available)
+        drawn = uniform(self.round(number, count=count), available)
+        return self.method.sample(self.state, self.round(number, drawn, count=count), available)
 
     def send(self, slot: int) -> Task:
         """Dispatch one free slot, as an asynchronous run does; client 0 gets it."""

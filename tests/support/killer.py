@@ -27,9 +27,9 @@ from fedcross.server import reply_log as replies_module
 from fedcross.server.metrics import Metrics
 from fedcross.server.reply_log import WriteAheadLog
 from fedcross.server.session import Session
-from fedcross.strategies.method import Method
 from fedcross.strategies.pool.pool import Pool
-from fedcross.strategies.wire import protocol
+from fedcross.strategies.round.driver import Driver
+from fedcross.strategies.wire import records
 from tests.support.federation import run, session
 
 ROUNDS = 3
@@ -127,12 +127,12 @@ ACCEPTED = {
 }
 #: Point -> what patches it in.
 POINTS: dict[str, Callable[[Clock], None]] = {
-    "before_sampling": lambda clock: before(Method, "sample", lambda *_: clock.kill()),
-    "after_sampling": lambda clock: after(Method, "sample", clock.kill),
+    "before_sampling": lambda clock: before(Driver, "sampled", lambda *_: clock.kill()),
+    "after_sampling": lambda clock: after(Driver, "sampled", clock.kill),
     "push": lambda clock: after(LocalGrid, "push_messages", clock.kill),
     "first_pull": lambda clock: after(LocalGrid, "pull_messages", clock.kill),
     "last_pull": lambda clock: after(LocalGrid, "pull_messages", lambda: clock.kill(LAST_PULL)),
-    "validation": lambda clock: after(protocol, "check", lambda: clock.kill(2)),
+    "validation": lambda clock: after(records, "check", lambda: clock.kill(2)),
     "reply_half_logged": lambda clock: before(WriteAheadLog, "accept", half_a_record(clock)),
     "reply_logged": lambda clock: after(WriteAheadLog, "accept", lambda: clock.kill(2)),
     "mixing": lambda clock: after(Pool, "mix", clock.kill),

@@ -6,8 +6,13 @@ from collections.abc import Mapping
 
 from flwr.app import Message
 
-from fedcross.strategies.wire.protocol import answer
-from fedcross.strategies.wire.records import Arrays
+from fedcross.strategies.method import Task
+from fedcross.strategies.wire.records import Arrays, Payload, answer
+
+
+def payload_of(task: Task) -> Payload:
+    """Return an uncoded task as it is sent."""
+    return Payload(task, task.arrays, task.arrays)
 
 
 def reply(

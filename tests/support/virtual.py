@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Error, Message
 
 from fedcross.engines.grid import identify
-from fedcross.strategies.round import clock, exchange, nodes, polling, slot
+from fedcross.strategies.round import clock, exchange, nodes, slot
 from tests.support.replies import reply
 
 #: What a client does with a request: (seconds until, reply), any number of times.
@@ -23,7 +23,7 @@ class Clock:
 
     def __init__(self, monkeypatch: Any) -> None:
         self.now = 0.0
-        for module in (clock, exchange, nodes, polling, slot):
+        for module in (clock, exchange, nodes, slot):
             monkeypatch.setattr(module, "time", self)
 
     def monotonic(self) -> float:

@@ -24,10 +24,10 @@ from fedcross.strategies.filters.compression import ClientHalf, Compression, Com
 from fedcross.strategies.method import Round, Start, Task, Upload
 from fedcross.strategies.round.packing import pack, unpack
 from fedcross.strategies.round.settings import RoundSettings
-from fedcross.strategies.wire import protocol
-from fedcross.strategies.wire.protocol import SCALES, Payload
-from fedcross.strategies.wire.records import views
+from fedcross.strategies.wire import records
+from fedcross.strategies.wire.records import SCALES, views
 from tests.support.federation import SMALL, run
+from tests.support.replies import payload_of
 
 ROUND = Round(1, 0, (0,), 0)
 
@@ -119,7 +119,7 @@ def test_slots_have_streams_of_their_own_and_equal_models_are_coded_once() -> No
     one, shared = made({"w": np.zeros(3, np.float32)}, down="int8"), {"w": f32(1, 0.3, 0.2)}
     tasks = [Task(5, 0, shared), Task(6, 1, shared), Task(7, 2, {"w": f32(9, 9, 1)}), Task(8, 3, {"w": f32(1, 2, 3)})]
     tasks[3] = Task(8, 3, tasks[3].arrays, stream="global")
-    first, second, other, _ = one.down(ROUND, [Payload.of(task) for task in tasks])
+    first, second, other, _ = one.down(ROUND, [payload_of(task) for task in tasks])
     assert first.arrays is second.arrays
     assert first.received is second.received
     assert set(one.state.residuals) == {"0", "2", "global"}
@@ -133,7 +133,7 @@ def test_slots_have_streams_of_their_own_and_equal_models_are_coded_once() -> No
 def test_the_error_of_one_exchange_is_added_in_the_next() -> None:
     """Scale 1: .25 rounds to 0 and waits, .5 goes to the even 0, .75 is 1."""
     one, model = made({"w": np.zeros(2, np.float32)}, down="int8"), {"w": f32(127, 0.25)}
-    sent = [one.down(ROUND, [Payload.of(Task(0, 0, model))])[0].arrays["w"].tolist() for _ in range(3)]
+    sent = [one.down(ROUND, [payload_of(Task(0, 0, model))])[0].arrays["w"].tolist() for _ in range(3)]
     assert sent == [[127, 0], [127, 0], [127, 1]]
     assert one.state.residuals["0"]["w"].tolist() == [0, -0.25]
 
@@ -142,7 +142,7 @@ def test_the_error_of_one_exchange_is_added_in_the_next() -> None:
 def test_a_model_without_float32_is_sent_as_it_is(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     received, trained = {"w": np.zeros(3)}, {"w": np.arange(3.0)}
     assert ClientHalf(Compression(up=kind), received).upload(trained, received, {}) == (trained, {}, {})
-    (payload,) = made(received, up=kind, down=kind).down(ROUND, [Payload.of(Task(0, 0, received))])
+    (payload,) = made(received, up=kind, down=kind).down(ROUND, [payload_of(Task(0, 0, received))])
     assert payload.arrays == received
     assert payload.model == {"w": ((3,), "float64")}
     assert "float64" in caplog.text
@@ -166,7 +166,7 @@ def test_what_is_not_finite_travels_and_is_rejected(kind: Any, value: float, rec
     trained = {"w": np.where(np.arange(1030) == 3, np.float32(value), np.float32(1))}
     arrays, scales, residual = ClientHalf(Compression(up=kind), received).upload(trained, received, {})
     upload = Upload(0, 0, arrays, {}, 1, {}, scales=scales)
-    one, payload = made(received, up=kind), Payload.of(Task(0, 0, received))
+    one, payload = made(received, up=kind), payload_of(Task(0, 0, received))
     assert np.isfinite(residual["w"]).all()
     if np.isfinite(value):
         assert np.isfinite(one.up(payload, upload).arrays["w"]).all()
@@ -184,11 +184,11 @@ def judged(arrays: dict[str, np.ndarray], scales: dict[str, np.ndarray]) -> Uplo
     identify()
     received = {"w": np.zeros(3, np.float32)}
     one = made(received, up="int8")
-    (payload,) = one.down(ROUND, [Payload.of(Task(0, 0, received))])
-    message, asked = protocol.request(payload, 1, {"run": "run", "round": 1, "exchange": 0}, 60)
+    (payload,) = one.down(ROUND, [payload_of(Task(0, 0, received))])
+    message, asked = records.request(payload, 1, {"run": "run", "round": 1, "exchange": 0}, 60)
     message.metadata.__dict__["_message_id"] = "m"
-    reply = Message(protocol.answer(message.content, arrays, {}, 5, {}, scales), reply_to=message)
-    return one.up(payload, Upload(0, 0, task=payload.task, **protocol.check(reply, asked)))
+    reply = Message(records.answer(message.content, arrays, {}, 5, {}, scales), reply_to=message)
+    return one.up(payload, Upload(0, 0, task=payload.task, **records.check(reply, asked)))
 
 
 def q(*values: int) -> dict[str, np.ndarray]:

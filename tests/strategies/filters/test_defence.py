@@ -5,7 +5,7 @@ import pytest
 
 from fedcross.strategies.filters.defence import Defence, DefenceFilter
 from fedcross.strategies.method import Round, Start, Task, Upload
-from fedcross.strategies.wire.protocol import Payload
+from tests.support.replies import payload_of
 
 START = Start({"w": np.zeros(1, np.float32), "n": np.zeros((), np.int64)}, ("w",))
 ROUND = Round(1, 0, (0, 1, 2), 0)
@@ -14,7 +14,7 @@ ROUND = Round(1, 0, (0, 1, 2), 0)
 def judged(values, examples=None, extras=None, **settings):
     """Return the verdict on uploads with parameter w of these values, all sent w = 0."""
     defence = DefenceFilter(Defence(enabled=True, **settings), START)
-    payloads = {i: Payload.of(Task(i, i, START.arrays)) for i in range(len(values))}
+    payloads = {i: payload_of(Task(i, i, START.arrays)) for i in range(len(values))}
     uploads = [
         Upload(
             i, i, {"w": np.array([value], np.float32), "n": np.array(7)},
@@ -49,7 +49,7 @@ def test_extras_and_examples_are_bounded():
 def alone(defence, value):
     """Judge an exchange of one upload with parameter w = `value`; return whether it counts."""
     upload = Upload(0, 0, {"w": np.array([value], np.float32), "n": np.array(7)}, {}, 10, {})
-    return bool(defence.judge(ROUND, [upload], {0: Payload.of(Task(0, 0, START.arrays))}).uploads)
+    return bool(defence.judge(ROUND, [upload], {0: payload_of(Task(0, 0, START.arrays))}).uploads)
 
 
 def test_a_single_upload_is_judged_by_the_latest_norms():

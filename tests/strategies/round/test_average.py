@@ -5,7 +5,7 @@ import pytest
 
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedavg import FedAvg
-from fedcross.strategies.round.average import averaged
+from fedcross.strategies.round.packing import averaged
 from fedcross.strategies.round.settings import AverageSettings
 from fedcross.strategies.solo import Solo
 from tests.support.federation import run, same, session

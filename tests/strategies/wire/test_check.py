@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
+from fedcross.client.app import place_of
 from fedcross.core.errors import UploadError
 from fedcross.engines.grid import identify
 from fedcross.strategies.method import Task, Upload
-from fedcross.strategies.wire.protocol import SCALES, Payload, answer, check, digest_of, place_of, request
-from fedcross.strategies.wire.records import encode
+from fedcross.strategies.round.slot import digest_of
+from fedcross.strategies.wire.records import SCALES, answer, check, encode, request
+from tests.support.replies import payload_of
 
 MODEL = {"w": np.ones((2, 3), np.float32), "n": np.array(3)}
-PAYLOAD = Payload.of(Task(4, 1, MODEL, returns={"c": {"v": ((2,), "float64")}}))
+PAYLOAD = payload_of(Task(4, 1, MODEL, returns={"c": {"v": ((2,), "float64")}}))
 GOOD = {"c": {"v": np.zeros(2)}}
 
 
