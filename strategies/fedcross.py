@@ -120,7 +120,7 @@ class FedCross(Pooled[FedCrossParams, FedCrossState]):
 
     def dispatch(self, state: FedCrossState, round: Round) -> list[Task]:
         """Send row i of the pool to the i-th drawn client; the random order of the draw shuffles models and clients."""
-        k, old = self.params.models(round.clients_per_round, round.number), len(state.pool)
+        k, old = self.params.models(round.clients_per_round, round.number), len(state.queue)
         if k != old:
             state.pool.resize(k)
             state.queue = [*range(old, k), *(slot for slot in state.queue if slot < k)]

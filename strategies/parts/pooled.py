@@ -111,7 +111,7 @@ class Pooled(Stateful[Q, S]):
     def dispatch(self, state: S, round: Round) -> list[Task]:
         """Send the least recently trained slots, in the order of the slots, to the clients in the order of the draw."""
         pool, dealt = state.pool, _assigned(state, round, round.clients)
-        state.waiting = min(len(round.clients), len(pool)) - len(dealt)
+        state.waiting = min(len(round.clients), len(state.queue)) - len(dealt)
         if state.waiting:
             log(WARNING, "fedcross: round %s: %s slots wait for a fitting device", round.number, state.waiting)
         sent = [slot for slot in state.queue if slot in dealt]

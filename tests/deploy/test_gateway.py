@@ -6,6 +6,7 @@ import base64
 import contextlib
 import http.client
 import os
+import re
 import select
 import shutil
 import socket
@@ -22,6 +23,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import flwr
 import pytest
 
 from fedcross.core.settings import fingerprint
@@ -35,9 +37,9 @@ CONFIG = (Path(start.__file__).parent / "gateway.cfg").read_text()
 
 
 class Behind(ThreadingHTTPServer):
-    """Answers 200 to everything once nothing holds it up; remembers paths and sizes of bodies."""
+    """Answers everything with its `status` once nothing holds it up; remembers paths and sizes of bodies."""
 
-    daemon_threads, request_queue_size = True, 128
+    daemon_threads, request_queue_size, status = True, 128, 200
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), Answers)
@@ -61,7 +63,7 @@ class Answers(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        self.send_response(200)
+        self.send_response(self.server.status)  # type: ignore[attr-defined]
         self.send_header("content-length", "0")
         self.end_headers()
 
@@ -159,6 +161,16 @@ def wait_until(true: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+def test_the_paths_are_those_of_flowers_supernode() -> None:
+    """Every Fleet call of Flower's client is let through, but registration: only an operator may register a key."""
+    source = (Path(flwr.__file__).parent / "supernode" / "fleet_http_client.py").read_text()
+    called = set(re.findall(r'path="(/v1/fleet/[a-z-]+)"', source))
+    allowed = {path for line in re.findall(r"acl fleet path (.*)", CONFIG) for path in line.split()}
+    assert called - allowed == {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
+    assert allowed < called
+    assert len(CONFIG.splitlines()) <= 120
+
+
 @needs_haproxy
 @pytest.mark.parametrize(
     ("status", "call"),
@@ -187,6 +199,12 @@ def test_a_call_is_let_through_only_as_a_supernode_makes_it(gate: Gate, status: 
     assert len(gate.behind.seen) - before == (status == 200)
     if status == 200:
         assert gate.behind.seen[-1] == (call["path"], len(call["body"]))
+
+
+@needs_haproxy
+def test_a_superlink_that_stops_ends_no_supernode(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate.behind, "status", 500)  # which a SuperNode does not repeat
+    assert gate.ask(address="127.0.0.2", path=PULL) == 503
 
 
 @needs_haproxy
