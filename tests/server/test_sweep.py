@@ -152,12 +152,15 @@ def test_a_study_over_two_settings_ends_with_the_best(monkeypatch, tmp_path, cap
         "hydra/sweeper=optuna",
         *TINY,
         "rounds=1",
+        "task.validation=0.3",
         "alpha=interval(0.8,0.99)",
         "lr=tag(log,interval(0.001,0.5))",
     ]
     assert call(monkeypatch, tmp_path, *study, "hydra.sweeper.n_trials=3", "hydra.sweep.dir=all") == 0
-    accuracies = [one["final_accuracy"] for one in results(tmp_path / "all").values()]
+    found = results(tmp_path / "all").values()
+    accuracies = [one["validation_accuracy"] for one in found]
     assert len(accuracies) == 3
+    assert accuracies != [one["final_accuracy"] for one in found]
     out = capsys.readouterr().out
     assert "Best of the study: method.alpha=" in out
     assert f"accuracy {max(accuracies):.4f}" in out

@@ -92,6 +92,18 @@ def test_without_a_way_training_is_the_plain_one_to_the_bit(objective):
     assert all((torch.as_tensor(a) == torch.as_tensor(b)).all() for a, b in zip(*ends, strict=True))
 
 
+def test_the_statistics_are_those_of_the_first_pass():
+    found = []
+    for one in (Sharpness(FedSAMParams(rho=0.5)), Objective(FedSAMParams())):
+        net = v.small_net(norm=True)
+        visit = v.visit(net, 0, 9)
+        v.enter(net, visit)
+        done = train(net, one, visit, one.prepare(visit), v.settings(epochs=1, batch=9))
+        found.append({name: buffer.clone() for name, buffer in done.buffers.items()})
+    assert found[0].keys()
+    assert all(torch.equal(buffer, found[1][name]) for name, buffer in found[0].items())
+
+
 @pytest.mark.parametrize(
     "objective", [Sharpness(FedSAMParams(rho=0.2)), AdaptiveSharpness(FedASAMParams(rho=0.5))], ids=["sam", "asam"]
 )

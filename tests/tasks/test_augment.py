@@ -73,6 +73,13 @@ def test_resized_crop_equals_torchvision(shape: tuple[int, int]) -> None:
         torch.testing.assert_close(resized, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_boxes_lie_anywhere_in_both_directions() -> None:
+    top, left, h, w = augment.boxes(500, 8, 8, generator(5)).unbind(1)
+    assert abs(torch.corrcoef(torch.stack((top, left)).float())[0, 1]) < 0.9
+    assert (top + h).max() == (left + w).max() == 8
+    assert top.min() == left.min() == 0
+
+
 def test_generator_decides_everything() -> None:
     x = images(16)
     change = made(crop=2, flip=True, rotate=15, resized_crop=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedcross.core.errors import ConfigError
+from fedcross.core.settings import Settings
 from fedcross.tasks import data
 from fedcross.tasks.base import Examples, Task
 from fedcross.tasks.data import held_out
@@ -53,6 +54,18 @@ def test_a_validation_part_is_held_out_of_every_class_before_the_partition():
     assert held_out(whole, 0.1).validation.x.tolist() == held.validation.x.tolist()
     with pytest.raises(ConfigError, match="validation"):
         held_out(whole, 0.01)
+
+
+def test_data_is_loaded_once_but_split_anew_for_another_seed():
+    read: list[Settings] = []
+    task = ModuleType("digits_of_mine")
+    task.load = lambda settings: read.append(settings) or "task"  # type: ignore[attr-defined]
+    parts = ModuleType("parts_of_mine")
+    parts.split = lambda settings, loaded, seed: (loaded, seed)  # type: ignore[attr-defined]
+    found = [data.load(task, Settings(), parts, Settings(), seed).partition for seed in (1, 1, 2)]
+    data.forget()
+    assert found == [("task", 1), ("task", 1), ("task", 2)]
+    assert len(read) == 2
 
 
 def test_scores_by_hand():

@@ -9,7 +9,7 @@ import torch
 
 from fedcross.core.errors import DataError
 from fedcross.tasks import femnist, sent140, shakespeare
-from fedcross.tasks.reading.words import split_words, vocabulary, word_ids
+from fedcross.tasks.reading.words import WordParams, split_words, text_arrays, vocabulary, word_ids
 from tests.support import small_files
 
 
@@ -113,6 +113,13 @@ def test_words_by_hand():
     assert words == ["<pad>", "<unknown>", "a", "b"]  # a and b twice each, by name; c does not fit
     # padded on the left to 3; only the first three words are read
     assert word_ids([["a", "c"], [], ["b", "b", "a", "a"]], words, 3).tolist() == [[0, 2, 1], [0, 0, 0], [3, 3, 2]]
+
+
+def test_the_vocabulary_has_no_word_of_a_text_that_is_held_out():
+    labels = np.array([0, 1] * 10)
+    arrays = text_arrays({"train": {"y": labels}}, {"train": [f"w{i}" for i in range(20)]}, WordParams(length=1), 0.2)
+    assert len(arrays["words"]) == 2 + 16  # with those for padding and unknown words
+    assert (arrays["x_test"] == 1).all()
 
 
 def test_sent140_split_files(tmp_path):
