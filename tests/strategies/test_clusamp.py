@@ -57,6 +57,7 @@ def test_angles_by_hand():
     np.testing.assert_allclose(angles(rows), expected, atol=1e-7)
 
 
+@pytest.mark.parametrize("memory", ["float32", "float16"])
 @pytest.mark.parametrize(
     ("distance", "expected"),
     [
@@ -64,9 +65,9 @@ def test_angles_by_hand():
         ("L2", [[0, 5, 4.25, 5], [5, 0, 0.25, 0], [4.25, 0.25, 0, 0.25], [5, 0, 0.25, 0]]),
     ],
 )
-def test_distances_by_hand_count_from_0_for_clients_not_seen(distance, expected):
+def test_distances_by_hand_count_from_0_for_clients_not_seen(distance, expected, memory):
     """Updates (1, -2) and (0.5, 0), apart by (0.5, -2), and two clients that were never there; L2 is squared."""
-    method = begun(distance=distance)
+    method = begun(distance=distance, memory=memory)
     method.aggregate(Round(1, 0, (0, 2), 0), [upload(0, [1, -2]), upload(2, [0.5, 0])])
     np.testing.assert_allclose(method.method.distances(method.state, [0, 1, 2, 3]), expected, atol=1e-6)
 

@@ -73,6 +73,14 @@ def test_a_collaborator_that_is_behind_weighs_less():
     assert rows(plain) == [7.0, 3.5]
 
 
+def test_how_far_a_collaborator_is_behind_is_counted_among_those_with_an_upload():
+    """Slot 0 has had none. Slot 1's second upload, 8, is one before slot 2's first, 4: .875 8 + .125 4 = 7.5."""
+    method = begun()
+    feed(method, s1=2.0, s2=4.0)
+    feed(method, s1=8.0)
+    assert rows(method) == [0, 7.5, 3.5]
+
+
 def test_collaborators_are_chosen_among_all_uploads_of_a_group():
     """Both arrive at once, so both mix with the other's new upload: .75 4 + .25 8 = 5 and 7; counters truncated."""
     method = begun(2)

@@ -58,6 +58,11 @@ def test_two_server_steps_by_hand():
     heads = [{"classifier.weight": np.array([[u_k], [0.0]]), "classifier.bias": np.zeros(2)} for u_k in u]
     loss = train_generator(method, 1, np.array([[1, 0], [3, 0]]), heads)
     assert method.generator["latent.bias"].item() == pytest.approx(z1 - lr * m / (math.sqrt(v) + 1e-8), rel=1e-5)
+    apart, _ = tiny(generator_steps=1, generator_lr=0.1, generator_weight_decay=0.0)
+    constant(apart, z)
+    for number in (1, 2):  # Adam's state outlives the round
+        train_generator(apart, number, np.array([[1, 0], [3, 0]]), heads)
+    assert apart.generator["latent.bias"].item() == pytest.approx(method.generator["latent.bias"].item(), rel=1e-6)
     assert loss == pytest.approx(sum(a_k * math.log1p(math.exp(-u_k * z1)) for a_k, u_k in zip(a, u)) + 1, rel=1e-5)
     assert float(np.abs(method.generator["latent.weight"]).max()) == 0
     assert method.adam_steps == 2

@@ -82,6 +82,17 @@ def test_three_widths_aggregated_by_hand():
     assert models[Width(0.3)]["in"].tolist() == [[20, 21]]
 
 
+def test_the_statistics_of_a_width_are_weighted_by_its_own_clients_shares():
+    """A narrow model's mean: 0 with one share and 40 with three is 30, whatever the wide client has."""
+    method = begun(budgets=(1.0, 0.3, 0.3))
+    send(method)
+    sent = [upload(method, slot, start) for slot, start in enumerate((100, 0, 40))]
+    for one in sent:
+        one.task = method.tasks[one.slot]
+    method.state.model.merge(sent, [9.0, 1.0, 3.0])
+    assert of_every_width(method)[Width(0.3)]["mean"].tolist() == [30]
+
+
 def test_weights_that_no_upload_has_stay():
     method = begun()
     send(method)

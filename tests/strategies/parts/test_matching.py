@@ -20,6 +20,12 @@ def test_assignment_takes_the_permutation_of_least_total_cost():
     assert matching.assignment(COSTS, HOME).tolist() == [2, 0, 1]
 
 
+def test_all_move_also_where_a_swap_of_two_is_cheap():
+    """0 and 1 would swap for nothing, and 2 stay; both ways to move everyone cost 20."""
+    costs = np.array([[0.0, 0.0, 10.0], [0.0, 0.0, 10.0], [10.0, 10.0, 0.0]])
+    assert (matching.assignment(costs, HOME) != np.arange(3)).all()
+
+
 def test_literal_lets_models_meet():
     # argmin over j != i: 0 -> 2 (1), 1 -> 2 (1), 2 -> 1 (4); client 0 gets none.
     assert matching.literal(COSTS, HOME).tolist() == [2, 2, 1]

@@ -42,6 +42,13 @@ def test_measured_durations_by_hand():
     assert VirtualClock(devices, 1, 2, [30, 7], 2).seconds(1, 1, 100) == 17
 
 
+def test_a_clients_link_is_dealt_apart_from_its_processor():
+    """One second of training, and 100 bytes at 10 or at 100 a second."""
+    clock = VirtualClock(Devices(shares=(0.5, 0.5), seconds_per_example=(1, 1), bytes_per_second=(10, 100)), 1, 20)
+    assert [clock.seconds(client, 1, 100) for client in range(20)] == [11 if link == 0 else 2 for link in clock.links]
+    assert clock.links != clock.processors
+
+
 def test_equal_devices_take_one_second_and_a_deadline_frees_the_slot():
     assert VirtualClock(Devices(**compose(["devices=equal"])["devices"]), 1, 3).plan(0, 1, 1, 4.0, 10**9) == (5.0, True)
     strict = VirtualClock(Devices(training=((20, 0),)), 1, 3, deadline_s=7)

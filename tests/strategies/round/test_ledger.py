@@ -1,12 +1,16 @@
 """When the errors of clients end a run."""
 
 from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fedcross.core.errors import ConfigError, FederationError, UploadError
+from fedcross.strategies.method import Round, Task, Upload
 from fedcross.strategies.round.ledger import Ledger
 from fedcross.strategies.round.settings import RoundSettings
+from tests.support.replies import payload_of
 
 LOCAL, NETWORK = RoundSettings(nonce=True), RoundSettings(nonce=True, networked=True)
 
@@ -14,6 +18,16 @@ LOCAL, NETWORK = RoundSettings(nonce=True), RoundSettings(nonce=True, networked=
 def told(ledger, words, *clients):
     for client in clients:
         ledger.reject(client, UploadError("client_error", words), Counter())
+
+
+def test_a_logged_reply_counts_as_a_request_of_its_client():
+    """What privacy reports follows from this number."""
+    task = Task(3, 0, {"w": np.zeros(1, np.float32)})
+    replies = SimpleNamespace(accepted=lambda place: [Upload(3, 0, task.arrays, {}, 1, {})])
+    ledger = Ledger(LOCAL)
+    ledger.clients.requests[3] = 4
+    assert ledger.logged(replies, Round(1, 0, (3,), 0), [payload_of(task)]).keys() == {0}
+    assert ledger.clients.requests == {3: 5}
 
 
 def test_all_local_clients_that_fail_alike_end_a_run():

@@ -15,9 +15,10 @@ from fedcross.strategies.round.settings import RoundSettings
 class Grid:
     """Nodes of a network: ``answers`` says which partition each node tells, None for one without an answer."""
 
-    def __init__(self, clock, answers, since=None):
+    def __init__(self, clock, answers, since=None, names=None):
         identify()
         self.clock, self.answers, self.since, self.sent = clock, answers, since or {}, {}
+        self.names = names or {}
         self.joins = {}  # node -> when it is connected
 
     def get_node_ids(self):
@@ -25,7 +26,7 @@ class Grid:
 
     def get_nodes(self):
         return [
-            SimpleNamespace(node_id=node, name="", registered_at=self.since.get(node, ""))
+            SimpleNamespace(node_id=node, name=self.names.get(node, ""), registered_at=self.since.get(node, ""))
             for node in self.get_node_ids()
         ]
 
@@ -100,6 +101,14 @@ def test_the_key_that_was_registered_first_holds_a_partition(clock):
     assert nodes.wait_for(grid, 2, 120) == [0, 1]
     assert nodes.online == {0: 12, 1: 13}
     assert ledger.report.rejected["partition_taken"] == 1
+
+
+def test_where_keys_are_bound_to_partitions_no_node_holds_another_one(clock):
+    """Node 12's key is bound to partition 5, node 13's to none."""
+    ledger = Ledger(RoundSettings())
+    grid = Grid(clock, {11: 0, 12: 1, 13: 2}, names={11: "partition-0", 12: "partition-5"})
+    assert ledger.nodes.wait_for(grid, 1, 120) == [0]
+    assert ledger.report.rejected["partition_taken"] == 2
 
 
 def test_an_excluded_node_is_not_asked_again(clock):
