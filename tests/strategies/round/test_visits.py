@@ -54,6 +54,21 @@ def test_slow_clients_hold_up_their_own_slot_only(clock):
     ]  # fmt: skip
 
 
+def test_each_visit_of_a_client_draws_and_stores_under_a_number_of_its_own(clock):
+    """Client 1 is asked twice in the later rounds."""
+    seen = []
+
+    def noted(message):
+        seen.append(tuple(message.content.config_records["config"][name] for name in ("round", "exchange", "visit")))
+        return answers(1)(message)
+
+    driver, grid, _ = begun(clock, Seconds(5.0, 1.0, 1.0), {1: noted})
+    for number in (1, 2, 3):
+        driver.run_round(number, grid)
+    assert [(number, exchange) for number, exchange, _ in seen[:5]] == [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1)]
+    assert len({visit for *_, visit in seen}) == len(seen)
+
+
 def test_the_order_is_that_of_virtual_time_not_of_the_machine(clock):
     found = []
     for scripts in ({}, {i: answers(seconds) for i, seconds in enumerate((90.0, 5.0, 1.0))}):
