@@ -170,6 +170,19 @@ def test_one_masked_step_by_hand():
 
 
 @pytest.mark.slow
+def test_the_scaler_divides_by_the_share_of_the_widest_model():
+    """Half of a widest model of .8: what a scaled layer returns is doubled."""
+    config = load([*RUN, "method.widths=[0.8,0.4]"])
+    shop = cache.RunCache(config)
+    scaled, (plain, _) = shop.network(Width(0.4)), config.network(shop.data.task, width=Width(0.4))
+    (name, *_) = config.corners(shop.data.task).scaled
+    inputs = torch.ones(
+        2, *plain.get_submodule(name).weight.shape[1:2], *(4,) * (plain.get_submodule(name).weight.ndim - 2)
+    )
+    plain.load_state_dict(scaled.state_dict())
+    assert torch.equal(scaled.get_submodule(name)(inputs), 2 * plain.get_submodule(name)(inputs))
+
+
 def test_masked_is_a_setting():
     assert type(HeteroFL().objective()) is Masked
     assert type(HeteroFL(masked=False).objective()) is Objective
