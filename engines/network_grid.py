@@ -95,14 +95,23 @@ class NetworkGrid(Grid):
         return patiently(self.inner.get_nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages and return their ids; an empty id is a message that the SuperLink did not take."""
-        batch = list(messages)
-        ids = [one or "" for one in patiently(lambda: self.inner.push_messages(batch))]
+        """Send messages and return their ids; an empty id is a message that the SuperLink did not take.
+
+        Messages whose arrays it did not take, because it restarted after their heads, are lost requests.
+        """
+        batch, lost = list(messages), False
+        try:
+            ids = [one or "" for one in patiently(lambda: self.inner.push_messages(batch))]
+        except Exception as error:
+            if type(error).__name__ != "ObjectPushError":  # a private class of Flower's
+                raise
+            log(WARNING, "fedcross: the SuperLink did not take the arrays of a message (%s); sending it again", error)
+            ids, lost = [message.metadata.message_id for message in batch], True
         for message_id, message in zip(ids, batch):
             if message_id:
                 bare = copy.copy(message)
                 bare.content = RecordDict()  # a model is not kept
-                self._open[message_id] = _Sent(bare, time.time())
+                self._open[message_id] = _Sent(bare, time.time(), lost)
         return ids
 
     def pull_messages(

@@ -32,7 +32,12 @@ class FederationSettings(Settings):
         description="a client of an asynchronous run that has made this many times the visits of the others' median "
         "waits for others; null: no limit",
     )
-    resend_s: float | None = Field(None, gt=0, description="seconds without a reply until a request is repeated")
+    resend_s: float | None = Field(
+        None,
+        gt=0,
+        description="seconds without a reply until a request is repeated; unset: on a network a third of deadline_s, "
+        "else never",
+    )
     packed: Literal["auto"] | bool = Field(
         "auto", description="send all arrays of a record as one; auto: between fedcross programs over a network"
     )
@@ -85,6 +90,14 @@ class RoundSettings(FederationSettings, AverageSettings):
             return self.min_clients
         k = self.clients_per_round
         return min(k, max(2, (k + 1) // 2)) if self.networked and self.nonce else k
+
+    @property
+    def patience_s(self) -> float | None:
+        """Seconds until a request without a reply is repeated, once; None: never.
+
+        On a network a process that dies can take a request with it, and nobody is told.
+        """
+        return self.resend_s or (self.deadline_s / 3 if self.networked and self.nonce else None)
 
     @property
     def packs(self) -> bool:

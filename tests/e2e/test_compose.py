@@ -32,7 +32,7 @@ TASK = [
     "task.test_fraction=0",
 ]
 RUN = [*TASK, "method=fedcross", "clients_per_round=3", "rounds=5", "seed=3", "logger=none"]
-LOCAL = [*RUN, "partition=local", "federation.deadline_s=60"]
+LOCAL = [*RUN, "partition=local", "federation.deadline_s=240"]
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +156,7 @@ def test_a_killed_container_comes_back_and_the_run_ends_by_itself(federation: Fe
     lines = run.finish(900)
     print(f"{service} killed: {time.monotonic() - killed:.0f} s to the end, seconds of the rounds: {seconds(lines)}")
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
-    if service != "client-2":  # whose slot is lost in that round
-        assert sha(run.folder) == reference
+    assert sha(run.folder) == reference
 
 
 def test_one_stopped_device_of_three_does_not_end_a_run(federation: Federation) -> None:

@@ -113,6 +113,27 @@ def test_a_busy_superlink_is_asked_again_and_a_refusal_is_not(clock: list[float]
         grid.pull_messages(["a"])
 
 
+def test_a_request_whose_arrays_a_restarted_superlink_did_not_take_is_lost(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Remote()
+    push = remote.push_messages
+
+    class ObjectPushError(Exception):
+        pass
+
+    def cut(messages: list[Message]) -> list[str]:
+        push(messages)  # gives the messages their ids
+        raise ObjectPushError("object")
+
+    monkeypatch.setattr(remote, "push_messages", cut)
+    grid = NetworkGrid(remote)
+    _, name = sent(grid)
+    clock[0] += network_grid.LOOK_S
+    [reply] = grid.pull_messages([name])
+    assert (reply.error.code, reply.metadata.reply_to_message_id) == (ErrorCode.MESSAGE_UNAVAILABLE, name)
+
+
 def test_only_flowers_grid_is_wrapped() -> None:
     local = Remote()
     assert network_grid.network_grid(local) is local

@@ -67,6 +67,12 @@ def test_a_request_without_a_reply_is_repeated_once(clock):
     assert (report.dropped, len(asked(grid))) == (1, 4)
 
 
+def test_on_a_network_a_request_is_repeated_after_a_third_of_the_deadline(clock):
+    report, grid = run(clock, {drawn()[0]: deaf_once()}, networked=True, packed=False, deadline_s=60)
+    assert asked(grid) == [*drawn(), drawn()[0]]
+    assert (report.dropped, 20 < clock.now < 25) == (0, True)
+
+
 def test_only_the_first_reply_of_a_client_counts(clock):
     report, _ = run(clock, {drawn()[0]: answers(1, 1.05), drawn()[1]: answers(5)})
     assert (report.rejected["duplicate"], report.dropped) == (1, 0)
