@@ -110,7 +110,7 @@ class Exchange:
                 self._replace(slot)
         if excluded := self.ledger.nodes.excluded:
             self._drop([one for one, request in self._waiting().items() if request.node in excluded])
-        if (patience := self.settings.patience_s) is None:
+        if (patience := self.settings.resend_s) is None:
             return
         now = time.monotonic()
         for request in self._waiting().values():
@@ -236,7 +236,7 @@ class Exchange:
         lost = reply.has_error() and reply.error.code in records.LOST_ON_THE_WAY
         foreign = self.settings.nonce and networked and not records.proves(reply, request)
         doubtful = foreign and reply.metadata.src_node_id != SUPERLINK_NODE_ID
-        if not (doubtful or (lost and (networked or self.settings.patience_s))):
+        if not (doubtful or (lost and (networked or self.settings.resend_s is not None))):
             return False
         request.repeatable = False
         return self._send(request.payload, again=True)

@@ -92,23 +92,20 @@ class RoundSettings(FederationSettings, AverageSettings):
         return min(k, max(2, (k + 1) // 2)) if self.networked and self.nonce else k
 
     @property
-    def patience_s(self) -> float | None:
-        """Seconds until a request without a reply is repeated, once; None: never.
-
-        On a network a process that dies can take a request with it, and nobody is told.
-        """
-        return self.resend_s or (self.deadline_s / 3 if self.networked and self.nonce else None)
-
-    @property
     def packs(self) -> bool:
         """Whether messages are packed; resolves ``auto``."""
         return self.nonce and self.networked if self.packed == "auto" else self.packed
 
     @classmethod
     def of(cls, config: Any, run: str, *, networked: bool) -> RoundSettings:
-        """Return the settings of a run's configuration."""
+        """Return the settings of a run's configuration.
+
+        On a network a process that dies can take a request with it, and nobody is told: ``resend_s`` is set there.
+        """
         own = ("defence", "compression", "seed", "rounds", "clients_per_round", *AverageSettings.model_fields)
         values = {**dict(config.federation), **{name: getattr(config, name) for name in own}}
+        if networked and values["resend_s"] is None:
+            values["resend_s"] = values["deadline_s"] / 3
         return cls(**values, run=run, nonce=True, networked=networked)
 
     @model_validator(mode="after")

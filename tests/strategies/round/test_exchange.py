@@ -2,7 +2,9 @@
 
 from flwr.app import Message
 
+from fedcross.conf.schema import load
 from fedcross.strategies.fedavg import FedAvg
+from fedcross.strategies.round.settings import RoundSettings
 from tests.support.slots import asked, drawn, federation, spares
 from tests.support.virtual import answers, deaf_once, fails, silent, trained
 
@@ -67,10 +69,11 @@ def test_a_request_without_a_reply_is_repeated_once(clock):
     assert (report.dropped, len(asked(grid))) == (1, 4)
 
 
-def test_on_a_network_a_request_is_repeated_after_a_third_of_the_deadline(clock):
-    report, grid = run(clock, {drawn()[0]: deaf_once()}, networked=True, packed=False, deadline_s=60)
-    assert asked(grid) == [*drawn(), drawn()[0]]
-    assert (report.dropped, 20 < clock.now < 25) == (0, True)
+def test_on_a_network_a_request_is_repeated_after_a_third_of_the_deadline():
+    config = load(["task=digits", "federation.deadline_s=60"])
+    assert RoundSettings.of(config, "r", networked=True).resend_s == 20
+    assert RoundSettings.of(config, "r", networked=False).resend_s is None
+    assert RoundSettings.of(load(["task=digits", "federation.resend_s=5"]), "r", networked=True).resend_s == 5
 
 
 def test_only_the_first_reply_of_a_client_counts(clock):
