@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: Least and largest pause between two polls in seconds, and the share of the time since the last reply that it takes.
 PAUSE_S, LONGEST_S, SHARE = 0.002, 2.0, 0.05
 #: Seconds that one refresh waits for answers, and after which a node that has not answered is asked again.
-QUERY_WAIT_S, QUERY_OPEN_S = 30.0, 300.0
+QUERY_WAIT_S, QUERY_OPEN_S = 30.0, 60.0
 #: Seconds between two lines that say that the server waits for clients, and between two looks.
 SAID_S, LOOK_S = 60.0, 0.5
 #: Flower's error code for an exception in the ClientApp. Other codes are lost nodes and crashes: those are asked again.

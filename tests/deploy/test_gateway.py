@@ -37,7 +37,7 @@ CONFIG = (Path(start.__file__).parent / "gateway.cfg").read_text()
 
 
 class Behind(ThreadingHTTPServer):
-    """Answers everything with its `status` once nothing holds it up; remembers paths and sizes of bodies."""
+    """Answers everything with its `status` once nothing holds it up; remembers paths, sizes of bodies, cut calls."""
 
     daemon_threads, request_queue_size, status = True, 128, 200
 
@@ -46,7 +46,7 @@ class Behind(ThreadingHTTPServer):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / "server.crt", folder / "server.key")
         self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
-        self.go, self.seen = threading.Event(), list[tuple[str, int]]()
+        self.go, self.seen, self.cut = threading.Event(), list[tuple[str, int]](), list[str]()
         self.go.set()
 
 
@@ -59,7 +59,11 @@ class Answers(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body, behind = self.rfile.read(int(self.headers["content-length"])), self.server
         behind.seen.append((self.path, len(body)))  # type: ignore[attr-defined]
-        behind.go.wait(60)  # type: ignore[attr-defined]
+        while not behind.go.wait(0.05):  # type: ignore[attr-defined]
+            if select.select([self.connection], [], [], 0)[0]:  # the caller has closed the connection
+                self.close_connection = True
+                behind.cut.append(self.path)  # type: ignore[attr-defined]
+                return
         self._answer()
 
     def _answer(self) -> None:
@@ -205,6 +209,19 @@ def test_a_call_is_let_through_only_as_a_supernode_makes_it(gate: Gate, status: 
 def test_a_superlink_that_stops_ends_no_supernode(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate.behind, "status", 500)  # which a SuperNode does not repeat
     assert gate.ask(address="127.0.0.2", path=PULL) == 503
+
+
+@needs_haproxy
+def test_a_device_that_is_gone_takes_no_message(gate: Gate) -> None:
+    """The SuperLink sees that the call was cut, and keeps the message for the device's next one."""
+    gate.behind.go.clear()
+    with closing(gate.link("127.0.0.10")) as link:
+        link.request("POST", PULL, b"gone", {"content-type": "application/protobuf", "flwr-public-key": "eA=="})
+        wait_until(lambda: (PULL, 4) in gate.behind.seen)
+    try:
+        wait_until(lambda: gate.behind.cut == [PULL], 10)
+    finally:
+        gate.behind.go.set()
 
 
 @needs_haproxy
