@@ -138,6 +138,18 @@ def test_the_error_of_one_exchange_is_added_in_the_next() -> None:
     assert one.state.residuals["0"]["w"].tolist() == [0, -0.25]
 
 
+def test_a_coded_reply_has_a_byte_a_value_and_its_scales() -> None:
+    model = {"w": np.zeros(3, np.float32)}
+    (payload,) = made(model, up="int8").down(ROUND, [payload_of(Task(0, 0, model))])
+    assert payload.reply_nbytes == 3 + 4
+
+
+def test_the_error_of_a_model_of_another_shape_is_not_added() -> None:
+    model, base = {"w": f32(127, 0.25)}, {"w": f32(0, 0)}
+    for residual in ({}, {"w": f32(9)}):
+        assert compression.compressed(model, base, residual, "int8")[0]["w"].tolist() == [127, 0]
+
+
 @pytest.mark.parametrize("kind", ["int8", "float16"])
 def test_a_model_without_float32_is_sent_as_it_is(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     received, trained = {"w": np.zeros(3)}, {"w": np.arange(3.0)}

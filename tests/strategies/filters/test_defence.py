@@ -69,3 +69,9 @@ def test_an_upload_that_nothing_could_judge_is_remembered_with_three_medians_at_
     assert alone(defence, 100.0)
     assert defence.state.norms == [1.0, 3.0]
     assert not alone(defence, 100.0)
+
+
+def test_what_is_refused_does_not_raise_the_limit():
+    defence = DefenceFilter(Defence(enabled=True), START)
+    assert all(alone(defence, 1.0) for _ in range(4))
+    assert not any(alone(defence, 20.0) for _ in range(60))

@@ -69,6 +69,20 @@ def test_each_visit_of_a_client_draws_and_stores_under_a_number_of_its_own(clock
     assert len({visit for *_, visit in seen}) == len(seen)
 
 
+def test_a_client_is_told_the_number_of_its_last_accepted_visit(clock):
+    """Client 0's first visit begins in round 1 and ends in round 3."""
+    seen = []
+
+    def noted(message):
+        seen.append([message.content.config_records["config"][name] for name in ("visit", "state")])
+        return answers(1)(message)
+
+    driver, grid, _ = begun(clock, Seconds(5.0, 1.0, 1.0), {0: noted})
+    for number in (1, 2, 3, 4):
+        driver.run_round(number, grid)
+    assert [state for _, state in seen] == [0, seen[0][0]]
+
+
 def test_the_order_is_that_of_virtual_time_not_of_the_machine(clock):
     found = []
     for scripts in ({}, {i: answers(seconds) for i, seconds in enumerate((90.0, 5.0, 1.0))}):
