@@ -57,6 +57,16 @@ def test_what_was_accepted_comes_back(written):
     assert log.accepted(SECOND) == []
 
 
+def test_a_node_is_left_out_after_two_deaths_between_two_checkpoints(tmp_path):
+    for after in (2, 2):  # a process that dies as it pulls node 5's reply, and the next one
+        WriteAheadLog(tmp_path, "run", after).pulling(5)
+    log = WriteAheadLog(tmp_path, "run", 2)
+    assert log.killers() == [5]
+    log.restart(3)
+    log.close()
+    assert log.killers() == []
+
+
 @pytest.mark.parametrize(("run", "after"), [("another", 2), ("run", 1), ("run", 3)])
 def test_the_log_of_another_run_or_checkpoint_is_not_used(written, run, after):
     log = WriteAheadLog(written, run, after)

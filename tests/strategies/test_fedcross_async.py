@@ -73,6 +73,15 @@ def test_a_collaborator_that_is_behind_weighs_less():
     assert rows(plain) == [7.0, 3.5]
 
 
+def test_a_schedule_of_alpha_follows_the_uploads_of_a_slot():
+    """From .5 to 1 over two uploads. Slot 0 keeps its second upload whole."""
+    method = begun(2, alpha={"schedule": "linear", "start": 0.5, "end": 1.0, "rounds": 2})
+    feed(method, s0=2.0, s1=4.0)
+    first = rows(method)
+    feed(method, s0=8.0)
+    assert (first, rows(method)) == ([3.0, 3.0], [8.0, 3.0])
+
+
 def test_how_far_a_collaborator_is_behind_is_counted_among_those_with_an_upload():
     """Slot 0 has had none. Slot 1's second upload, 8, is one before slot 2's first, 4: .875 8 + .125 4 = 7.5."""
     method = begun()
