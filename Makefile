@@ -4,7 +4,7 @@
 # make reliability tests kills, refusals, full disks, malformed replies, over Ray and SuperLinks (a quarter of an hour)
 # make check   checks style, types, import contracts
 # make bench   measures speed and memory and writes the tables of docs/performance.md (half an hour)
-# make docs    writes the reference and results pages, and the docs site in site/
+# make docs    writes the reference and results pages, the editors' stub, and the docs site in site/
 # make sbom    writes the bill of materials, with licences, of what the lock names
 # make audit   asks whether the locked packages have known vulnerabilities
 # make wheel   installs the wheel into an empty environment of PYTHON and runs a first federation there
@@ -85,6 +85,7 @@ check: $(READY)
 docs: $(READY)
 	$(BIN)/python -m docs.reference
 	$(BIN)/python -m docs.results_page
+	$(BIN)/python -m docs.stub
 	$(BIN)/zensical build --strict --clean
 
 sbom: $(READY)

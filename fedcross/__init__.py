@@ -31,7 +31,7 @@ _ELSEWHERE = {
     "tell_partition": "fedcross.client.app",
 }
 #: Modules of strategies that hold no method.
-_NO_METHODS = frozenset({"__init__", "classic", "flower", "method", "objective", "registry", "stubs"})
+_NO_METHODS = frozenset({"__init__", "classic", "flower", "method", "objective", "registry"})
 _APPS = {"server_app": "fedcross.server.app", "client_app": "fedcross.client.app"}
 
 

@@ -1,4 +1,4 @@
-# Written by python -m fedcross.strategies.stubs. Do not edit.
+# Written by python -m docs.stub. Do not edit.
 # fmt: off
 # ruff: noqa: E501
 from collections.abc import Mapping

@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 import time
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from logging import INFO
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.common.logger import log
@@ -20,8 +21,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcross.core.errors import ConfigError, FederationError, counted
-from fedcross.core.settings import parse
+from fedcross.core.settings import Settings, parse
 from fedcross.strategies.method import Method, Round, Start
+from fedcross.strategies.parts.schedule import Constant
 from fedcross.strategies.round.driver import Driver
 from fedcross.strategies.round.run import open_run
 from fedcross.strategies.round.settings import RoundSettings
@@ -195,12 +197,43 @@ class FlowerStrategy(Strategy):
 @functools.cache
 def strategy_class(method: type[Method]) -> type[FlowerStrategy]:
     """Return Flower's strategy of a method, with the signature of its settings."""
-    from fedcross.strategies.stubs import parameters
-
     space = {"Method": method, "__doc__": method.__doc__, "__module__": "fedcross"}
     made = type(method.__name__, (FlowerStrategy,), space)
-    made.__signature__ = inspect.Signature(parameters(method))  # type: ignore[attr-defined]
+    made.__signature__ = inspect.Signature(arguments_of(method))  # type: ignore[attr-defined]
     return made
+
+
+def arguments_of(method: type[Method[Any, Any]]) -> list[inspect.Parameter]:
+    """Return the settings of a method as arguments, its own first, and those of the rounds."""
+    own, body = method.Params.model_fields, vars(method.Params).get("__annotations__", {})
+    fields = {name: field for name, field in own.items() if name in body}
+    fields |= own | {name: field for name, field in RoundSettings.model_fields.items() if name not in own}
+    found = []
+    for name, field in fields.items():
+        kind, default = typed(field.annotation), field.get_default(call_default_factory=True)
+        if isinstance(default, Constant):
+            default = default.value
+            kind = kind.replace("float", "str") if isinstance(default, str) else kind
+        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    return found
+
+
+def typed(annotation: Any) -> str:
+    """Return an annotation as a caller may fill it in: settings also as a mapping, schedules also as a number."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return f"Literal[{', '.join(repr(one) for one in arguments)}]".replace("'", '"')
+    if origin in (Union, types.UnionType):
+        kinds = dict.fromkeys(typed(one) for one in arguments)
+        return "float | Mapping[str, Any]" if Constant in arguments else " | ".join(kinds)
+    if origin is tuple:
+        return f"tuple[{', '.join(map(typed, arguments))}]"
+    if hasattr(annotation, "__metadata__"):
+        return typed(arguments[0])
+    if annotation in (names := {int: "int", float: "float", str: "str", bool: "bool", type(None): "None", ...: "..."}):
+        return names[annotation]
+    settings = isinstance(annotation, type) and issubclass(annotation, Settings)
+    return "Mapping[str, Any] | Any" if settings else "Any"
 
 
 def trained(arrays: Mapping[str, Any], parameters: Collection[str] | None = None) -> Collection[str]:

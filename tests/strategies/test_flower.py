@@ -7,9 +7,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy
 
 import fedcross
+from docs.stub import PATH, stub
 from fedcross.core.errors import ConfigError, FederationError
 from fedcross.engines.grid import LocalGrid
-from fedcross.strategies.stubs import PATH, stub
 from fedcross.strategies.wire.records import encode
 
 INITIAL = {"w": np.zeros(2, np.float32), "n": np.array(0, np.int64)}
