@@ -1,12 +1,15 @@
 """Counter-based randomness: every draw is a pure function of (seed, purpose, indices).
 
-No code here or elsewhere touches a global generator, so a resumed, a parallel and a networked run draw the same
-numbers as a sequential one.
+No other code touches a global generator, so a resumed, a parallel and a networked run draw the same numbers as a
+sequential one. Code of others that draws from global generators runs in :func:`global_generators`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,3 +44,20 @@ def torch_stream(seed: int, purpose: str, *indices: int, device: str = "cpu") ->
     import torch
 
     return torch.Generator(device=device).manual_seed(key(seed, purpose, *indices))
+
+
+@contextmanager
+def global_generators(seed: int, purpose: str, *indices: int) -> Iterator[None]:
+    """Seed Python's, numpy's and torch's CPU generator by ``key(seed, purpose, *indices)`` inside; restore them."""
+    import torch
+
+    number, pythons, numpys = key(seed, purpose, *indices), random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[]):
+            random.seed(number)
+            np.random.seed(number % 2**32)  # noqa: NPY002
+            torch.default_generator.manual_seed(number)
+            yield
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)  # noqa: NPY002

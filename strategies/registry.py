@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedcross.core.errors import ConfigError
-from fedcross.core.randomness import key
+from fedcross.core.randomness import global_generators
 from fedcross.core.settings import Settings, find
 from fedcross.strategies.method import Method
 from fedcross.strategies.objective import Objective
@@ -48,7 +47,7 @@ def objective_of(method: Method, name: str, params: Settings) -> Objective:
 def build_network(method: Method[Any, Any], model: nn.Module, seed: int) -> nn.Module:
     """Return the network that `method` trains; the weights that it adds to `model` depend on `seed` alone.
 
-    They get the dtype of the trained weights of `model`. PyTorch's global CPU generator is restored afterwards.
+    They get the dtype of the trained weights of `model`. The global generators are restored afterwards.
     """
     parts = [name for name, _ in model.named_children()]
     if method.objective().halves and not {"features", "classifier"} <= set(parts):
@@ -57,8 +56,7 @@ def build_network(method: Method[Any, Any], model: nn.Module, seed: int) -> nn.M
             f"{', '.join(parts) or 'no parts'}. docs/own-model.md shows how to write them."
         )
     own = list(model.parameters())
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(key(seed, "method model"))
+    with global_generators(seed, "method model"):
         built = method.network(model)
     known, trained = set(map(id, own)), [one.dtype for one in own if one.requires_grad]
     for added in (one for one in built.parameters() if trained and id(one) not in known):
