@@ -81,9 +81,5 @@ class FedCM(SingleModel[FedCMParams, FedCMState]):
     def dispatch(self, state: FedCMState, round: Round) -> list[Task]:
         return to_all(state.model, round, extras={"momentum": state.momentum})
 
-    def aggregate(self, state: FedCMState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        if uploads:
-            before = state.model
-            super().aggregate(state, round, uploads)
-            state.momentum = global_step(before, state.model, uploads, self.params, state.momentum)
-        return {}
+    def step(self, state: FedCMState, round: Round, uploads: list[Upload], sent: Arrays) -> None:
+        state.momentum = global_step(sent, state.model, uploads, self.params, state.momentum)

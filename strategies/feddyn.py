@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 
 from fedcross.strategies.method import Arrays, Round, Settings, Upload
 from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
-from fedcross.strategies.parts.single_model import Population, PopulationState
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 from fedcross.strategies.parts.vectors import keep, kept
 
 
@@ -44,7 +44,7 @@ class Dual(Objective[Any]):
 
 
 @dataclass
-class DualState(PopulationState):
+class DualState(ModelState):
     """G, N, the mean of the last uploads (empty at first), and the sum of all clients' h_u."""
 
     mean: Arrays = field(default_factory=dict)
@@ -55,7 +55,7 @@ D = TypeVar("D", bound=FedDynParams, default=FedDynParams)
 S = TypeVar("S", bound=DualState, default=DualState)
 
 
-class FedDyn(Population[D, S]):
+class FedDyn(SingleModel[D, S]):
     """Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
 
     Client u minimises ``f_u(w) + a <h_u, w> + (a/2) ||w - G||^2`` and then sets ``h_u += w_u - G``. The server sets
@@ -73,17 +73,13 @@ class FedDyn(Population[D, S]):
     Objective = Dual
     zeros: ClassVar[tuple[str, ...]] = ("duals",)
 
-    def aggregate(self, state: S, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        if not uploads:
-            return {}
-        sent, count = state.model, max(state.population, len(uploads))
-        super().aggregate(state, round, uploads)
+    def step(self, state: S, round: Round, uploads: list[Upload], sent: Arrays) -> None:
+        count = max(state.population, len(uploads))
         state.mean, state.model = state.model, dict(state.model)
         for name, old in state.duals.items():
             moves = (upload.arrays[name] - sent[name] for upload in uploads)
             state.duals[name] = np.asarray(np.sum([old, *moves], axis=0), dtype=old.dtype)
             state.model[name] = np.asarray(state.mean[name] + state.duals[name] / count, dtype=old.dtype)
-        return {}
 
     def global_model(self, state: S) -> Arrays:
         return state.mean or state.model if self.params.global_model == "uploads" else state.model

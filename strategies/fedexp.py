@@ -38,11 +38,8 @@ class FedExP(SingleModel[FedExPParams, FedExPState]):
     the learning rate's decay. Norms and steps are of parameters; statistics of batch normalisation are averaged.
     """
 
-    def aggregate(self, state: FedExPState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        if not uploads:
-            return {}
-        sent, names = state.model, state.parameters
-        super().aggregate(state, round, uploads)
+    def step(self, state: FedExPState, round: Round, uploads: list[Upload], sent: Arrays) -> dict[str, float]:
+        names = state.parameters
         each = [squared_way(sent, upload.arrays, names) for upload in uploads]
         size = squared_way(sent, state.model, names) + self.params.epsilon
         step = max(1.0, float(np.average(each, weights=self.weights(uploads))) / (2 * size)) if size > 0 else 1.0

@@ -189,11 +189,8 @@ class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
         features = FusedFeatures(model.get_submodule("features"), fusion)
         return nn.Sequential(OrderedDict(features=features, classifier=model.get_submodule("classifier")))
 
-    def aggregate(self, state: FedFusionState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        if not uploads:
-            return {}
-        state.previous, before = extractor(state.model), state.model.get(SHARE)
-        super().aggregate(state, round, uploads)
+    def step(self, state: FedFusionState, round: Round, uploads: list[Upload], sent: Arrays) -> dict[str, float]:
+        state.previous, before = extractor(sent), sent.get(SHARE)
         metrics = {"cache_mib": max(upload.metrics.get("cache-mib", 0.0) for upload in uploads)}
         if before is not None:
             old, new = before.astype(np.float64), state.model[SHARE].astype(np.float64)

@@ -213,14 +213,12 @@ class FedGen(SingleModel[FedGenParams, FedGenState]):
         known = {"generator": state.generator, "known": {"labels": state.known}} if state.known.any() else {}
         return to_all(state.model, round, extras=known, returns={"labels": {"counts": (state.known.shape, "int64")}})
 
-    def aggregate(self, state: FedGenState, round: Round, uploads: list[Upload]) -> dict[str, float]:
+    def step(self, state: FedGenState, round: Round, uploads: list[Upload], sent: Arrays) -> dict[str, float]:
         counts = np.array([credible(u.extras["labels"]["counts"], u.num_examples) for u in uploads])
-        metrics = {}
-        if counts.any():
-            metrics = {"generator_loss": self.train_generator(state, round, counts, [u.arrays for u in uploads])}
-            state.known = state.known | (counts.sum(0) > 0).astype(np.uint8)
-        super().aggregate(state, round, uploads)
-        return metrics
+        if not counts.any():
+            return {}
+        state.known = state.known | (counts.sum(0) > 0).astype(np.uint8)
+        return {"generator_loss": self.train_generator(state, round, counts, [u.arrays for u in uploads])}
 
     def train_generator(self, state: FedGenState, round: Round, counts: Counts, models: list[Arrays]) -> float:
         """Take the round's Adam steps on the heads of `models` with label counts (k, classes); return the last loss."""

@@ -83,9 +83,6 @@ class FedGMT(FedDyn[FedGMTParams, FedGMTState]):
     def dispatch(self, state: FedGMTState, round: Round) -> list[Task]:
         return to_all(state.model, round, extras={"average": state.average or state.model})
 
-    def aggregate(self, state: FedGMTState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        average, decay = state.average or state.model, self.params.decay
-        super().aggregate(state, round, uploads)
-        if uploads:
-            state.average = weighted_mean([average, state.model], [decay, 1 - decay])
-        return {}
+    def step(self, state: FedGMTState, round: Round, uploads: list[Upload], sent: Arrays) -> None:
+        super().step(state, round, uploads, sent)
+        state.average = weighted_mean([state.average or sent, state.model], [self.params.decay, 1 - self.params.decay])

@@ -3,7 +3,7 @@
 import numpy as np
 from pydantic import Field
 
-from fedcross.strategies.method import Round, Settings, Task, Upload
+from fedcross.strategies.method import Arrays, Round, Settings, Task, Upload
 from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit
 from fedcross.strategies.parts.averaging import effective_steps
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
@@ -42,13 +42,11 @@ class FedNova(SingleModel[FedNovaParams]):
         return to_all(state.model, round, returns={"steps": {"tau": ((), "int64")}})
 
     def aggregate(self, state: ModelState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        steps = {upload.slot: int(upload.extras["steps"]["tau"]) for upload in uploads}
-        uploads = [upload for upload in uploads if 1 <= steps[upload.slot] <= 10**7]
-        if not uploads:
-            return {}
-        worth = np.array([effective_steps(steps[upload.slot], self.params.momentum) for upload in uploads])
-        sent, share = state.model, np.array(self.weights(uploads)) / sum(self.weights(uploads))
-        super().aggregate(state, round, uploads)
+        return super().aggregate(state, round, [upload for upload in uploads if 1 <= taken(upload) <= 10**7])
+
+    def step(self, state: ModelState, round: Round, uploads: list[Upload], sent: Arrays) -> dict[str, float]:
+        worth = np.array([effective_steps(taken(upload), self.params.momentum) for upload in uploads])
+        share = np.array(self.weights(uploads)) / sum(self.weights(uploads))
         if (worth == worth[0]).all():
             return {"effective_steps": float(worth[0])}
         weight = share * (share @ worth) / worth
@@ -56,3 +54,8 @@ class FedNova(SingleModel[FedNovaParams]):
             way = np.sum([w * (u.arrays[name] - sent[name]) for w, u in zip(weight, uploads)], axis=0)
             state.model[name] = np.asarray(sent[name] + way, dtype=sent[name].dtype)
         return {"effective_steps": float(share @ worth)}
+
+
+def taken(upload: Upload) -> int:
+    """Return the number of steps that the client reports."""
+    return int(upload.extras["steps"]["tau"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedcross.core.errors import ConfigError
-from fedcross.strategies.method import Round, Start, Task, Upload
+from fedcross.strategies.method import Arrays, Round, Start, Task, Upload
 from fedcross.strategies.moon import Projected, project
 from fedcross.strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit, as_tensors
 from fedcross.strategies.parts.losses import cross_entropy, embedded
@@ -97,8 +97,7 @@ class FedProc(SingleModel[FedProcParams, FedProcState]):
         returns = {"prototypes": {"sum": (shape, dtype), "count": (shape[:1], "int64")}}
         return to_all(state.model, round, extras={"prototypes": {"mean": state.prototypes}}, returns=returns)
 
-    def aggregate(self, state: FedProcState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        super().aggregate(state, round, uploads)
+    def step(self, state: FedProcState, round: Round, uploads: list[Upload], sent: Arrays) -> None:
         sums, counts = np.zeros(state.prototypes.shape), np.zeros(len(state.prototypes))
         for upload in uploads:
             own = credible(upload.extras["prototypes"]["count"], upload.num_examples)
@@ -107,4 +106,3 @@ class FedProc(SingleModel[FedProcParams, FedProcState]):
         held = counts > 0
         state.prototypes = state.prototypes.copy()  # the old array may still be on its way to a client
         state.prototypes[held] = sums[held] / counts[held, None]
-        return {}

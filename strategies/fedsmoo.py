@@ -68,10 +68,9 @@ class FedSMOO(FedDyn[FedSMOOParams, FedSMOOState]):
         m = state.perturbation
         return to_all(state.model, round, extras={"perturbation": m}, returns={"perturbation": spec_of(m)})
 
-    def aggregate(self, state: FedSMOOState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        if uploads:
-            mean = weighted_mean([upload.extras["perturbation"] for upload in uploads], [1.0] * len(uploads))
-            length = np.sqrt(sum(float(np.sum(np.square(array, dtype=np.float64))) for array in mean.values()))
-            share = self.params.rho / (length + 1e-7)  # as in the authors' code
-            state.perturbation = {name: np.asarray(a * share, dtype=a.dtype) for name, a in mean.items()}
-        return super().aggregate(state, round, uploads)
+    def step(self, state: FedSMOOState, round: Round, uploads: list[Upload], sent: Arrays) -> None:
+        super().step(state, round, uploads, sent)
+        mean = weighted_mean([upload.extras["perturbation"] for upload in uploads], [1.0] * len(uploads))
+        length = np.sqrt(sum(float(np.sum(np.square(array, dtype=np.float64))) for array in mean.values()))
+        share = self.params.rho / (length + 1e-7)  # as in the authors' code
+        state.perturbation = {name: np.asarray(a * share, dtype=a.dtype) for name, a in mean.items()}

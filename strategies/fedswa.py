@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from fedcross.strategies.method import Round, Settings, Upload
+from fedcross.strategies.method import Arrays, Round, Settings, Upload
 from fedcross.strategies.objective import Objective
 from fedcross.strategies.parts.averaging import move
 from fedcross.strategies.parts.single_model import ModelState, SingleModel
@@ -40,9 +40,5 @@ class FedSWA(SingleModel[FedSWAParams]):
     Objective = Falling
     weighting = "uniform"
 
-    def aggregate(self, state: ModelState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        sent = state.model
-        super().aggregate(state, round, uploads)
-        if uploads:
-            move(state.model, sent, self.params.server_lr, [name for name, a in sent.items() if a.dtype.kind == "f"])
-        return {}
+    def step(self, state: ModelState, round: Round, uploads: list[Upload], sent: Arrays) -> None:
+        move(state.model, sent, self.params.server_lr, [name for name, a in sent.items() if a.dtype.kind == "f"])

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from fedcross.strategies.method import Arrays, Round, Settings, Upload
-from fedcross.strategies.parts.single_model import Population, PopulationState
+from fedcross.strategies.parts.single_model import ModelState, SingleModel
 
 
 class FedVARPParams(Settings):
@@ -14,14 +14,14 @@ class FedVARPParams(Settings):
 
 
 @dataclass
-class FedVARPState(PopulationState):
+class FedVARPState(ModelState):
     """The global model, N, every client's last update y_u, and the sum of these."""
 
     updates: dict[int, Arrays] = field(default_factory=dict)
     total: Arrays = field(default_factory=dict)
 
 
-class FedVARP(Population[FedVARPParams, FedVARPState]):
+class FedVARP(SingleModel[FedVARPParams, FedVARPState]):
     """Jhunjhunwala et al., FedVARP: Tackling the Variance Due to Partial Client Participation, UAI 2022.
 
     With the updates ``d_u = w_u - G`` the server sets ``G += s (mean_S (d_u - y_u) + mean_N y_u)`` and then
@@ -35,11 +35,8 @@ class FedVARP(Population[FedVARPParams, FedVARPState]):
     weighting = "uniform"
     zeros = ("total",)
 
-    def aggregate(self, state: FedVARPState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        if not uploads:
-            return {}
-        sent, count = state.model, max(state.population, len(uploads))
-        super().aggregate(state, round, uploads)
+    def step(self, state: FedVARPState, round: Round, uploads: list[Upload], sent: Arrays) -> None:
+        count = max(state.population, len(uploads))
         moves = [{name: upload.arrays[name] - sent[name] for name in state.total} for upload in uploads]
         for name, total in state.total.items():
             before = [state.updates[u.client][name] if u.client in state.updates else 0 * total for u in uploads]
@@ -48,4 +45,3 @@ class FedVARP(Population[FedVARPParams, FedVARPState]):
             state.model[name] = np.asarray(sent[name] + self.params.server_lr * step, dtype=total.dtype)
             state.total[name] = np.asarray(total + changes.sum(0), dtype=total.dtype)
         state.updates |= {upload.client: move for upload, move in zip(uploads, moves)}
-        return {}

@@ -77,14 +77,11 @@ class FedWMSAM(Scaffold[FedWMSAMParams, FedWMSAMState]):
         extras, config = {"momentum": state.momentum}, {"mixing": state.mixing}
         return [replace(t, extras={**t.extras, **extras}, config=config) for t in super().dispatch(state, round)]
 
-    def aggregate(self, state: FedWMSAMState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        if not uploads:
-            return {}
-        before, last = state.model, state.momentum
-        goal = float(np.mean([misaligned(before, upload.arrays, last) for upload in uploads]))
-        super().aggregate(state, round, uploads)
+    def step(self, state: FedWMSAMState, round: Round, uploads: list[Upload], sent: Arrays) -> dict[str, float]:
+        super().step(state, round, uploads, sent)
+        goal = float(np.mean([misaligned(sent, upload.arrays, state.momentum) for upload in uploads]))
         state.mixing += PACE * (float(np.clip(goal, *BOUNDS)) - state.mixing)
-        state.momentum = global_step(before, state.model, uploads, self.params, last)
+        state.momentum = global_step(sent, state.model, uploads, self.params, state.momentum)
         return {"mixing": state.mixing}
 
 

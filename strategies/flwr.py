@@ -112,7 +112,9 @@ class Flwr(SingleModel[FlwrParams, FlwrState]):
         distinct = {id(record): record for record in records.values()}  # clients that get the same share a model
         models = {number: state.model | state.arrays(record) for number, record in distinct.items()}
         slots = [(slot, node) for slot, node in enumerate(nodes) if node in contents]
-        return [Task(node - 1, slot, models[id(records[node])], config=_scalars(contents[node])) for slot, node in slots]
+        return [
+            Task(node - 1, slot, models[id(records[node])], config=_scalars(contents[node])) for slot, node in slots
+        ]
 
     def aggregate(self, state: FlwrState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         if not uploads:

@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
-from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Upload
+from fedcross.strategies.method import Arrays, Round, Settings, Upload
 from fedcross.strategies.objective import Objective, Prepared, Visit
 from fedcross.strategies.parts.averaging import first_late, weighted_mean
 from fedcross.strategies.parts.single_model import ModelState, SingleModel
-from fedcross.strategies.wire.records import Arrays
 
 
 class IMAParams(Settings):
@@ -24,7 +22,6 @@ class Milder(Objective[IMAParams]):
     """Cross-entropy, at a learning rate that falls while models are averaged."""
 
     def prepare(self, visit: Visit) -> Prepared:
-        """Lower the learning rate by one factor for each averaged round before this one."""
         before = visit.round - first_late(visit.rounds, self.params.start)
         visit.lr *= self.params.lr_decay ** max(0, before)
         return {}
@@ -54,11 +51,7 @@ class IMA(SingleModel[IMAParams, IMAState]):
 
     Objective = Milder
 
-    def aggregate(self, state: IMAState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Average the uploads; late in the run, send the mean of the last averages."""
-        metrics = super().aggregate(state, round, uploads)
-        if uploads:
-            state.window = [*state.window, state.model][-self.params.window :]
-            if round.number >= first_late(round.rounds, self.params.start):
-                state.model = weighted_mean(state.window, [1.0] * len(state.window))
-        return metrics
+    def step(self, state: IMAState, round: Round, uploads: list[Upload], sent: Arrays) -> None:
+        state.window = [*state.window, state.model][-self.params.window :]
+        if round.number >= first_late(round.rounds, self.params.start):
+            state.model = weighted_mean(state.window, [1.0] * len(state.window))

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from fedcross.strategies.method import Round, Settings, Task, Upload
 from fedcross.strategies.objective import Objective, Outcome, Prepared, Trained, Visit, flatten
 from fedcross.strategies.parts.averaging import effective_steps, move
-from fedcross.strategies.parts.single_model import Population, PopulationState, to_all
+from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 from fedcross.strategies.parts.vectors import kept, named, vector
 from fedcross.strategies.wire.records import Arrays, spec_of
 
@@ -52,7 +52,7 @@ class Controlled(Objective[Any]):
 
 
 @dataclass
-class ScaffoldState(PopulationState):
+class ScaffoldState(ModelState):
     """The global model, N, and ``sum_i c_i`` over all clients."""
 
     total: Arrays = field(default_factory=dict)
@@ -62,7 +62,7 @@ P = TypeVar("P", bound=ScaffoldParams, default=ScaffoldParams)
 C = TypeVar("C", bound=ScaffoldState, default=ScaffoldState)
 
 
-class Scaffold(Population[P, C]):
+class Scaffold(SingleModel[P, C]):
     """Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020, option II.
 
     Client i steps along ``g - c_i + c`` and then sets ``c_i+ = c_i - c + (G - w_i) / (tau lr)``, tau its steps. The
@@ -82,12 +82,9 @@ class Scaffold(Population[P, C]):
         control = {name: np.divide(array, count, dtype=array.dtype) for name, array in state.total.items()}
         return to_all(state.model, round, extras={"control": control}, returns=returns)
 
-    def aggregate(self, state: C, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        if uploads:
-            sent = state.model
-            super().aggregate(state, round, uploads)
-            move(state.model, sent, self.params.server_lr, state.total)
-            for name, total in state.total.items():
-                changes = [total, *(upload.extras["control"][name] for upload in uploads)]
-                state.total[name] = np.asarray(np.sum(changes, axis=0, dtype=total.dtype))
-        return {}
+    def step(self, state: C, round: Round, uploads: list[Upload], sent: Arrays) -> dict[str, float] | None:
+        move(state.model, sent, self.params.server_lr, state.total)
+        for name, total in state.total.items():
+            changes = [total, *(upload.extras["control"][name] for upload in uploads)]
+            state.total[name] = np.asarray(np.sum(changes, axis=0, dtype=total.dtype))
+        return None

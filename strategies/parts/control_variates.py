@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,20 +95,15 @@ class ControlVariates:
         for client in clients:
             del self.rows[client], self.heard[client]
 
-    def state(self) -> Arrays:
-        """Return the changes in the order in which the clients were heard, and the products behind s."""
+    def state(self) -> dict[str, Any]:
+        """Return the changes, when each client was heard, and the products behind s."""
         if not self.rows:
             return {}
-        heard = [*(self.heard[client] for client in self.rows), self.uploads]
-        return {"clients": np.array(list(self.rows)), "heard": np.array(heard), "products": self.products,
-                "rows": np.stack(list(self.rows.values()))}  # fmt: skip
+        own = {"rows": dict(self.rows), "heard": dict(self.heard)}
+        return {**own, "uploads": self.uploads, "products": self.products.copy()}
 
-    def restore(self, arrays: Mapping[str, Array]) -> None:
-        if "rows" in arrays:
-            clients = arrays["clients"].tolist()
-            *heard, self.uploads = arrays["heard"].tolist()
-            self.rows, self.heard = dict(zip(clients, arrays["rows"])), dict(zip(clients, heard))
-            self.products = arrays["products"].copy()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
 
 
 def capacity(limit: int, nbytes: int) -> int:

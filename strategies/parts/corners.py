@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from typing_extensions import TypeVar
@@ -59,16 +59,12 @@ class WidthModel:
                 parts = [{name: uploads[i].arrays[name] for name in known} for i in own]
                 self.statistics[width] = weighted_mean(parts, [shares[i] for i in own])
 
-    def state(self) -> Arrays:
-        """Return the weights and every width's statistics as arrays, for a checkpoint."""
-        parts = {"weights": self.weights} | {width.text: own for width, own in self.statistics.items()}
-        return {f"{part}:{name}": array for part, arrays in parts.items() for name, array in arrays.items()}
+    def state(self) -> dict[str, Any]:
+        """Return the weights and every width's statistics, for a checkpoint."""
+        return {"weights": self.weights, "statistics": self.statistics}
 
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Load what :meth:`state` returned."""
-        self.weights = {name: state[f"weights:{name}"] for name in self.weights}
-        for width, own in self.statistics.items():
-            self.statistics[width] = {name: state[f"{width.text}:{name}"] for name in own}
+    def restore(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
 
 
 @dataclass
@@ -86,7 +82,6 @@ class OneModelOfWidths(Stateful[P, S]):
     """Base of methods that define, for each client of a round, :meth:`width_for`."""
 
     def init(self, start: Start) -> S:
-        """Return the initial model at every width."""
         return cast("S", self.State(WidthModel(start, self.widths(start.corners))))
 
     @abstractmethod
@@ -106,14 +101,11 @@ class OneModelOfWidths(Stateful[P, S]):
         state.model.merge(uploads, [float(upload.num_examples) for upload in uploads])
 
     def aggregate(self, state: S, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Merge the uploads."""
         self.merge(state, uploads)
         return {"clients_without_a_model": float(state.idle)} if state.idle else {}
 
     def evaluation(self, state: S) -> Evaluation:
-        """Return the global model of every width."""
         return Evaluation([], {width: state.model.at(width) for width in state.model.widths})
 
     def global_model(self, state: S) -> Arrays:
-        """Return the global model of the largest width."""
         return state.model.at(state.model.widths[0])

@@ -30,10 +30,11 @@ class Stateful(Method[P, S]):
 
 @dataclass
 class ModelState:
-    """The global model, and the names of its parameters."""
+    """The global model, the names of its parameters, and N, the most clients that were connected at a draw."""
 
     model: Arrays
     parameters: tuple[str, ...] = field(default=(), kw_only=True)
+    population: int = field(default=0, kw_only=True)
 
 
 M = TypeVar("M", bound=ModelState, default=ModelState)
@@ -42,7 +43,8 @@ M = TypeVar("M", bound=ModelState, default=ModelState)
 class SingleModel(Stateful[P, M]):
     """Base of methods with one global model: every client gets it, the mean of the uploads replaces it.
 
-    Weights and batch-normalisation statistics are averaged alike. A round without uploads changes nothing.
+    Weights and batch-normalisation statistics are averaged alike. A round without uploads changes nothing. A method
+    that does more with the uploads defines :meth:`step`.
     """
 
     #: Weights of the mean, ``examples`` or ``uniform``, unless the method has a setting of this name.
@@ -51,13 +53,15 @@ class SingleModel(Stateful[P, M]):
     zeros: ClassVar[tuple[str, ...]] = ()
 
     def init(self, start: Start) -> M:
-        """Return a state with a copy of the initial model."""
         model = {name: array.copy() for name, array in start.arrays.items()}
         vectors = {field: zeros(start) for field in self.zeros}
         return cast("M", self.State(model, **vectors, parameters=start.parameters))
 
+    def sample(self, state: M, round: Round, available: Sequence[int]) -> tuple[int, ...]:
+        state.population = max(state.population, len(available))
+        return round.clients
+
     def dispatch(self, state: M, round: Round) -> list[Task]:
-        """Send the global model to every client of the round."""
         return to_all(state.model, round)
 
     def weights(self, uploads: list[Upload]) -> list[float]:
@@ -66,38 +70,22 @@ class SingleModel(Stateful[P, M]):
         return [1.0 if uniform else float(upload.num_examples) for upload in uploads]
 
     def aggregate(self, state: M, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Replace the global model by the weighted mean of the uploads."""
-        if uploads:
-            state.model = weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
-        return {}
+        if not uploads:
+            return {}
+        sent, state.model = state.model, weighted_mean([upload.arrays for upload in uploads], self.weights(uploads))
+        return self.step(state, round, uploads, sent) or {}
+
+    def step(self, state: M, round: Round, uploads: list[Upload], sent: Arrays) -> dict[str, float] | None:
+        """Go on from ``state.model``, the mean of the `uploads` (one or more) of the model `sent`; return metrics."""
+        return None
 
     def global_model(self, state: M) -> Arrays:
-        """Return the global model."""
         return state.model
 
 
 def to_all(model: Arrays, round: Round, **fields: Any) -> list[Task]:
     """Return a task with the global `model` for every client of the round; `fields` are further fields of it."""
     return [Task(client, slot, model, stream=GLOBAL, **fields) for slot, client in enumerate(round.clients)]
-
-
-@dataclass
-class PopulationState(ModelState):
-    """The global model, and N, the most clients that were connected at a draw."""
-
-    population: int = 0
-
-
-N = TypeVar("N", bound=PopulationState, default=PopulationState)
-
-
-class Population(SingleModel[P, N]):
-    """Base of methods that know the number N of all clients."""
-
-    def sample(self, state: N, round: Round, available: Sequence[int]) -> tuple[int, ...]:
-        """Draw as every method does, and store the largest number of connected clients so far."""
-        state.population = max(state.population, len(available))
-        return round.clients
 
 
 @dataclass
@@ -116,7 +104,6 @@ class AsyncSingle(SingleModel[P, A]):
     asynchronous = True
 
     def dispatch(self, state: A, round: Round) -> list[Task]:
-        """Send the model as it is now."""
         pairs = zip(round.slots, round.clients)
         return [Task(client, slot, state.model, version=state.version) for slot, client in pairs]
 
