@@ -88,7 +88,6 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
         return [ascending[i] for i in stream(round.seed, "sizes", round.number).integers(len(ascending), size=count)]
 
     def sample(self, state: AdaptiveFLState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
-        """Draw a client for each slot, by its reward for the slot's model."""
         generator = stream(round.seed, "sample", round.number)
         free, drawn = list(available), list[int]()
         for width in self._draw(state, round, round.count):
@@ -120,7 +119,6 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
         return tasks
 
     def aggregate(self, state: AdaptiveFLState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Take the mean, and learn who returned what, and who was asked in vain."""
         drawn, answered = self._draw(state, round, len(round.clients)), {upload.client for upload in uploads}
         for upload in uploads:
             self.learn(state, upload.client, drawn[upload.slot], upload.task.width)

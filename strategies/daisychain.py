@@ -33,11 +33,9 @@ class DaisyChain(Pooled[DaisyChainParams]):
     """
 
     def sample(self, state: PoolState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
-        """Draw as every method does, and sort the clients."""
         return tuple(sorted(round.clients))
 
     def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:
-        """Average or permute, as the round's number says."""
         if round.number % self.params.average == 0:
             state.pool.mix(uniform(len(state.pool), members))
         elif round.number % self.params.daisy == 0:

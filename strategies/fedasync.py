@@ -28,7 +28,6 @@ class FedAsync(AsyncSingle[FedAsyncParams]):
     """
 
     def take(self, state: AsyncState, upload: Upload, staleness: int) -> None:
-        """Move the model towards the upload."""
         share = self.params.beta * (staleness + 1) ** -self.params.power
         state.model = weighted_mean([state.model, upload.arrays], [1 - share, share])
         state.version += 1

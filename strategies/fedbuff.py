@@ -43,13 +43,11 @@ class FedBuff(AsyncSingle[FedBuffParams, FedBuffState]):
     """
 
     def init(self, start: Start) -> FedBuffState:
-        """Keep the initial model and an empty buffer."""
         model = super().init(start).model
         return FedBuffState(model, total=empty(model))
 
     @np.errstate(over="ignore", invalid="ignore")  # the evaluation of a model that is not finite ends the run
     def take(self, state: FedBuffState, upload: Upload, staleness: int) -> None:
-        """Add the update to the buffer; take a step if it is full."""
         share, sent = 1 / float(np.sqrt(1 + staleness)), upload.task.arrays
         for name, total in state.total.items():
             total += share * (upload.arrays[name].astype(total.dtype) - sent[name].astype(total.dtype))

@@ -58,7 +58,6 @@ class FedCrossParams(PooledParams, Widths):
         return self
 
     def remarks(self) -> list[str]:
-        """Return warnings about settings that are allowed but unusual."""
         found = super().remarks()
         if set(self.alpha.values()) == {1.0}:
             found.append("method.alpha=1: no model takes anything from another, this is independent training.")
@@ -108,7 +107,6 @@ class FedCross(Pooled[FedCrossParams, FedCrossState]):
     may_change = Pooled.may_change | {"clients_per_round", "method.k"}
 
     def init(self, start: Start) -> FedCrossState:
-        """Fill the pool with copies of the initial model, or with independent ones."""
         if faults := self.params.faults(start.clients_per_round):
             raise ConfigError(faults)
         pool = self.pool_of(start, self.params.models(start.clients_per_round, 1))
@@ -127,7 +125,6 @@ class FedCross(Pooled[FedCrossParams, FedCrossState]):
         return super().dispatch(state, round)
 
     def recombine(self, state: FedCrossState, round: Round, members: list[int]) -> dict[str, float]:
-        """Choose the collaborators of the uploads, and mix the rows in place."""
         pool = state.pool
         if self.params.global_model == "uploads":
             state.uploads_mean = pool.mean(members)
@@ -155,5 +152,4 @@ class FedCross(Pooled[FedCrossParams, FedCrossState]):
         return mixings.cross(k, members, collaborators, alpha), gram
 
     def global_model(self, state: FedCrossState) -> Arrays:
-        """Return the uniform mean of the pool or, if so configured, of the last round's uploads."""
         return state.pool.mean() if state.uploads_mean is None else state.uploads_mean

@@ -47,7 +47,6 @@ class FedCrossAsync(AsyncPool[FedCrossAsyncParams]):
     """
 
     def mixing(self, state: AsyncPoolState, round: Round, slots: list[int]) -> Matrix:
-        """Choose collaborators for `slots` and weigh them by how far they are behind."""
         versions, params = state.versions, self.params
         members = [slot for slot, version in enumerate(versions) if version]
         m, measured = len(members), None

@@ -137,7 +137,6 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
     """
 
     def init(self, start: Start) -> FedFanState:
-        """Return a pool of copies of the initial model, from which the first step and the way are counted."""
         pool = self.pool_of(start, start.clients_per_round)
         (mean, counters), variates = pool.means(), ControlVariates(pool.layout, self.params.memory)
         return FedFanState(
@@ -146,7 +145,6 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         )  # fmt: skip
 
     def recombine(self, state: FedFanState, round: Round, members: list[int]) -> None:
-        """Pull all models to their mean, push them along its step, and average the means."""
         pool, trained = state.pool, state.pool.layout.columns("parameters")
         mean, state.counters = pool.means()
         step = mean[-1] - state.mean[-1]
@@ -190,11 +188,9 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         return factor * state.visit if state.visit > 0 else math.inf
 
     def global_model(self, state: FedFanState) -> Arrays:
-        """Return the average of the pool's means, newly allocated."""
         return state.at(state.pool.levels[-1])
 
     def evaluation(self, state: FedFanState) -> Evaluation:
-        """Return the average of the means, for every width."""
         widths = {width: state.at(width) for width in reversed(state.pool.levels)}
         return Evaluation([], widths) if state.pool.corners else Evaluation([*widths.values()])
 

@@ -35,7 +35,6 @@ class FedMR(Pooled[FedMRParams]):
     """
 
     def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:
-        """Move every entry by a permutation of its own, or take the mean in the first stage."""
         pool, slots = state.pool, np.asarray(members)
         if round.number <= self.params.first_stage:
             pool.mix(uniform(len(pool), members))

@@ -51,13 +51,11 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
     """
 
     def init(self, start: Start) -> FedMutState:
-        """Return a pool of copies of the initial model, which is also the first mean."""
         pool = self.pool_of(start, start.clients_per_round)
         mean, counters = pool.mean_row([0])
         return FedMutState(pool, list(range(len(pool))), mean=mean, counters=counters)
 
     def recombine(self, state: FedMutState, round: Round, members: list[int]) -> None:
-        """Take the mean of the uploads and spread the slots around it."""
         pool, params, entries = state.pool, self.params, state.pool.layout.entries
         factors = params.radius * mutations(len(entries), len(pool), params.ratio(round.number), round)
         new, state.counters = pool.mean_row(members)
@@ -69,7 +67,6 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
                     row[entry.place] += factor * step[entry.place]
 
     def global_model(self, state: FedMutState) -> Arrays:
-        """Return the mean of the last round's uploads, newly allocated."""
         return state.pool.arrays(state.mean.copy(), state.counters)
 
 

@@ -66,7 +66,6 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
     """
 
     def sample(self, state: GitFLState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
-        """Draw a client for each free slot, one after another, by curiosity and speed."""
         draw = stream(round.seed, "sample", round.number, round.exchange)
         left, found = list(available), list[int]()
         for slot in round.slots:
@@ -87,7 +86,6 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
         return share / 2 * curiosity + (1 - share / 2) * speed
 
     def aggregate(self, state: GitFLState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Count the visits and update the clients' mean durations; then mix."""
         for client in round.clients:
             state.ended[client] = state.ended.get(client, 0) + 1
         for upload in uploads:
@@ -102,7 +100,6 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
         return versions / versions.sum() if versions.any() else np.full(len(versions), 1 / len(versions))
 
     def mixing(self, state: GitFLState, round: Round, slots: list[int]) -> Matrix:
-        """Pull the branches of `slots` towards the master."""
         mixing, mean, params = np.eye(len(state.pool)), float(np.mean(state.versions)), self.params
         for slot in slots:
             own = min(max(state.versions[slot] - mean + params.control, params.least), params.most)

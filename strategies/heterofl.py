@@ -52,7 +52,6 @@ class Masked(Objective[HeteroFLParams]):
         return super().predict(net, params, buffers, x, prepared).masked_fill(prepared["absent"], 0)
 
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
-        """Send which classes the client has."""
         if not visit.config.get(ASKED):
             return Outcome()
         held = (~prepared["absent"]).cpu().numpy().astype(np.uint8)
@@ -86,7 +85,6 @@ class HeteroFL(OneModelOfWidths[HeteroFLParams]):
         return Masked(self.params) if self.params.masked else Objective(self.params)
 
     def width_for(self, state: WidthState, round: Round, slot: int) -> Width | None:
-        """Return the widest that the client's device can hold."""
         return largest(state.model.widths, round.budget(round.clients[slot]))
 
     def dispatch(self, state: WidthState, round: Round) -> list[Task]:

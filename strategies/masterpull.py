@@ -25,6 +25,5 @@ class MasterPull(Pooled[MasterPullParams]):
     """
 
     def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:
-        """Pull the uploads towards their mean."""
         mean, _ = state.pool.mean_row(members)
         state.pool.pull(self.params.alpha.at(round.number), mean[None], members)

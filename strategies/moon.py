@@ -32,7 +32,6 @@ class Unit(nn.Module):
     """Embeddings of unit length."""
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return `z` (batch, width) with every row divided by its Euclidean norm."""
         return functional.normalize(z, dim=1)
 
 

@@ -49,7 +49,6 @@ class Widths(Settings):
         return self
 
     def remarks(self) -> list[str]:
-        """Return warnings about settings that are allowed but unusual."""
         if self.nested and len(self.widths) == 1:
             return ["method.nested=true: with one width no model has a narrower corner to train."]
         return []
