@@ -15,8 +15,6 @@ class FedASAMParams(FedSAMParams):
 
 
 class AdaptiveSharpness(Sharpness):
-    """Cross-entropy, whose gradient is taken at ``w + rho T^2 g/|T g|``."""
-
     def prepare(self, visit: Visit) -> Prepared:
         """Return which parameters are scaled, 1 or 0, flat (p,): those with ``weight`` in their name."""
         super().prepare(visit)

@@ -39,8 +39,6 @@ def weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
 
 
 class ClientMomentum(Objective[Any]):
-    """Cross-entropy, whose gradient g is mixed with the momentum D: ``a g + (1 - a) D``."""
-
     assumes_sgd = True
     needs = frozenset({"momentum"})
 

@@ -30,8 +30,6 @@ class FedDecorrParams(Settings):
 
 
 class Decorrelated(Objective[FedDecorrParams]):
-    """Cross-entropy + beta times :func:`decorrelation` of the batch's embeddings."""
-
     halves = True
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:

@@ -26,8 +26,6 @@ class DualParams(FedDynParams):
 
 
 class Dual(Objective[Any]):
-    """Cross-entropy + alpha <h_u, w> + (alpha/2) ||w - G||^2, both terms through their gradient."""
-
     assumes_sgd = True
     keeps = True
 

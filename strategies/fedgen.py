@@ -113,8 +113,6 @@ def adam(weights: Tensors, slopes: Tensors, moments: Tensors, number: int, lr: f
 
 
 class Regularised(objective.Objective[FedGenParams]):
-    """Cross-entropy, KL towards the head's view of generated embeddings, cross-entropy on generated embeddings."""
-
     halves = True
     needs = frozenset({"generator", "known"})
     sends = frozenset({"labels"})

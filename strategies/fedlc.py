@@ -15,8 +15,6 @@ class FedLCParams(Settings):
 
 
 class Calibrated(Objective[FedLCParams]):
-    """Cross-entropy of logits minus ``tau n_c^(-1/4)``, n_c the client's examples of class c."""
-
     def prepare(self, visit: Visit) -> Prepared:
         """Return the margins (classes,)."""
         counts = torch.bincount(visit.y, minlength=visit.classes).to(next(iter(visit.params.values())).dtype)

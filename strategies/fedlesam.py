@@ -13,8 +13,6 @@ class FedLESAMParams(DualParams):
 
 
 class Estimated(Dual):
-    """FedDyn's loss, with the gradient of cross-entropy taken at ``w + rho (G_old - G)/|G_old - G|``."""
-
     def prepare(self, visit: Visit) -> Prepared:
         """Return FedDyn's vectors and the way uphill, by name; it is zero at a client's first visit."""
         found = super().prepare(visit)

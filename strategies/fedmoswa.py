@@ -18,8 +18,6 @@ class FedMoSWAParams(ScaffoldParams):
 
 
 class FallingControlled(Falling, Controlled):
-    """Cross-entropy corrected by ``c - c_u``, with a learning rate that falls linearly within a visit."""
-
     def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
         """Keep ``c_u+ = c_u - c + (G - w) / (sum of rates)`` and send ``c_u+ - c``."""
         mean = 1 - (1 - self.params.ratio) * (trained.steps - 1) / (2 * trained.steps)

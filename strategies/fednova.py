@@ -14,8 +14,6 @@ class FedNovaParams(Settings):
 
 
 class Counted(Objective[FedNovaParams]):
-    """Cross-entropy; the client also reports how many steps it took."""
-
     assumes_sgd = True
     sends = frozenset({"steps"})
 

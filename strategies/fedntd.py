@@ -16,8 +16,6 @@ class FedNTDParams(Settings):
 
 
 class NotTrue(Objective[FedNTDParams]):
-    """Cross-entropy + beta tau^2 KL(teacher || student) over the labels that are not the true one."""
-
     def prepare(self, visit: Visit) -> Prepared:
         """Keep the received model as the teacher, and for each label the others, int64 (classes, classes - 1)."""
         labels = torch.arange(visit.classes, device=visit.y.device)

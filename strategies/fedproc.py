@@ -27,8 +27,6 @@ class FedProcParams(Projected):
 
 
 class Prototypical(Objective[FedProcParams]):
-    """``share CE + (1 - share) contrast`` against the global prototypes."""
-
     halves = True
     needs = sends = frozenset({"prototypes"})
 

@@ -53,8 +53,6 @@ class Uphill(Objective[Any]):
 
 
 class Sharpness(Uphill):
-    """Cross-entropy, whose gradient is taken at ``w + rho g/|g|``."""
-
     def prepare(self, visit: Visit) -> Prepared:
         if (swa := self.params.swa) is not None:
             visit.lr = swa.rate(visit.lr, visit.round, visit.rounds)

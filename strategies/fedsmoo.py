@@ -21,8 +21,6 @@ class FedSMOOParams(DualParams):
 
 
 class Smooth(Dual):
-    """FedDyn's loss, with the gradient of cross-entropy taken at ``w + s``; mu_u changes in every step."""
-
     batchable = False  # `ascent` changes mu_u in place
     needs = sends = frozenset({"perturbation"})
 

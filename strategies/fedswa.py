@@ -17,8 +17,6 @@ class FedSWAParams(Settings):
 
 
 class Falling(Objective[Any]):
-    """Cross-entropy, with a learning rate that falls linearly within a visit."""
-
     assumes_sgd = True
 
     def rate(self, number: int, steps: int | Tensor) -> float | Tensor:

@@ -24,8 +24,6 @@ class FedWMSAMParams(FedCMParams, ScaffoldParams):
 
 
 class MomentumGuided(Controlled):
-    """Cross-entropy, whose gradient at ``w + e`` is mixed with the client's momentum: ``a g(w + e) + (1 - a) m_u``."""
-
     needs = frozenset({"control", "momentum", "mixing"})
 
     def prepare(self, visit: Visit) -> Prepared:

@@ -19,8 +19,6 @@ class IMAParams(Settings):
 
 
 class Milder(Objective[IMAParams]):
-    """Cross-entropy, at a learning rate that falls while models are averaged."""
-
     def prepare(self, visit: Visit) -> Prepared:
         before = visit.round - first_late(visit.rounds, self.params.start)
         visit.lr *= self.params.lr_decay ** max(0, before)

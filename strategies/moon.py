@@ -65,8 +65,6 @@ class MoonParams(Projected):
 
 
 class Contrast(objective.Objective[MoonParams]):
-    """Cross-entropy + mu times the model-contrastive term."""
-
     keeps = True
     halves = True
 

@@ -23,8 +23,6 @@ class PGCTParams(FedExgParams):
 
 
 class PgctObjective(Crossing[PGCTParams]):
-    """At a host ``CE + kappa C + eta A``; at home CE."""
-
     halves = True
 
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:

@@ -29,8 +29,6 @@ class ScaffoldParams(Settings):
 
 
 class Controlled(Objective[Any]):
-    """Cross-entropy whose gradient is corrected by ``c - c_i``."""
-
     assumes_sgd = True
     keeps = True
     needs = sends = frozenset({"control"})
