@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
-from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Task, Upload
+from fedcross.strategies.method import Round, Settings, Task, Upload
 from fedcross.strategies.parts.corners import OneModelOfWidths, WidthState
 from fedcross.strategies.parts.widths import Different, Ratio, largest
 from fedcross.strategies.pool.pool import Array

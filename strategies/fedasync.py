@@ -2,8 +2,7 @@
 
 from pydantic import Field
 
-from fedcross.core.settings import Settings
-from fedcross.strategies.method import Upload
+from fedcross.strategies.method import Settings, Upload
 from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.single_model import AsyncSingle, AsyncState
 

@@ -7,8 +7,7 @@ import numpy as np
 from flwr.common.logger import log
 from pydantic import Field
 
-from fedcross.core.settings import Settings
-from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.method import Round, Settings, Start, Upload
 from fedcross.strategies.parts.single_model import AsyncSingle, AsyncState
 from fedcross.strategies.pool.mixing import truncated
 from fedcross.strategies.wire.records import Array, Arrays

@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from fedcross.strategies.method import Arrays, Round, Settings, Upload
-from fedcross.strategies.parts.averaging import move
+from fedcross.strategies.parts.averaging import move, squared_distance
 from fedcross.strategies.parts.single_model import ModelState, SingleModel
 
 
@@ -40,8 +40,8 @@ class FedExP(SingleModel[FedExPParams, FedExPState]):
 
     def step(self, state: FedExPState, round: Round, uploads: list[Upload], sent: Arrays) -> dict[str, float]:
         names = state.parameters
-        each = [squared_way(sent, upload.arrays, names) for upload in uploads]
-        size = squared_way(sent, state.model, names) + self.params.epsilon
+        each = [squared_distance(upload.arrays, sent, names) for upload in uploads]
+        size = squared_distance(state.model, sent, names) + self.params.epsilon
         step = max(1.0, float(np.average(each, weights=self.weights(uploads))) / (2 * size)) if size > 0 else 1.0
         step = min(step, self.params.most or step)
         move(state.model, sent, step, names)
@@ -53,9 +53,3 @@ class FedExP(SingleModel[FedExPParams, FedExPState]):
     def global_model(self, state: FedExPState) -> Arrays:
         before = state.before if self.params.last_two else {}
         return state.model | {n: np.asarray((state.model[n] + old) / 2, old.dtype) for n, old in before.items()}
-
-
-def squared_way(start: Arrays, end: Arrays, names: tuple[str, ...]) -> float:
-    """Return ``||end - start||^2`` over the entries `names`, in float64."""
-    ways = (np.subtract(end[name], start[name], dtype=np.float64) for name in names)
-    return float(sum(np.vdot(way, way) for way in ways))

@@ -64,8 +64,8 @@ class FedFanParams(PooledParams, Widths):
 class FedFanState(PoolState):
     """The pool; its mean M and the average of means W, rows (L, d) for L widths; the step D and M_0, rows (d,).
 
-    ``counters`` are the mean's integers (L, i), ``visit`` u, a visit's squared length, ``way`` the mean's distance from
-    the initial model, ``pushed`` p c. D, M_0 and ``way`` are of the widest model, the last of the L.
+    ``counters`` are the mean's integers (L, i), ``visit`` u, a visit's squared length. D and M_0 are of the widest
+    model, the last of the L.
     """
 
     mean: Array
@@ -75,13 +75,6 @@ class FedFanState(PoolState):
     counters: Integers
     variates: ControlVariates
     visit: float = 0.0
-    way: float = 0.0
-    pushed: float = 0.0
-
-    @property
-    def visits(self) -> float:
-        """n, how many visits' lengths the mean is away from the initial model."""
-        return self.way / math.sqrt(self.visit) if self.visit > 0 else 0.0
 
     def pairs(self, upload: Upload) -> dict[str, tuple[Array, Array]]:
         """Return each parameter as it was sent and as it came back; call it before the upload is written."""
@@ -144,19 +137,21 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
             origin=mean[-1].copy(), counters=counters, variates=variates,
         )  # fmt: skip
 
-    def recombine(self, state: FedFanState, round: Round, members: list[int]) -> None:
+    def recombine(self, state: FedFanState, round: Round, members: list[int]) -> dict[str, float]:
         pool, trained = state.pool, state.pool.layout.columns("parameters")
         mean, state.counters = pool.means()
         step = mean[-1] - state.mean[-1]
         step[trained.stop :] = 0
         along = max(0.0, cosine(loops.gram(np.stack([state.step, step]), np.arange(2), slice(0, len(step)))))
-        state.way = math.sqrt(squared_distance(mean[-1, trained], state.origin[trained]))
-        state.pushed = self.params.push * along
-        pool.pull(self.params.own(state.visits), mean, shift=step * state.pushed)
+        way = math.sqrt(squared_distance(mean[-1, trained], state.origin[trained]))
+        visits, push = way / math.sqrt(state.visit) if state.visit > 0 else 0.0, self.params.push * along
+        own = self.params.own(visits)
+        pool.pull(own, mean, shift=step * push)
         state.average += (mean - state.average) * self.params.newest(round.number)
         if self.params.shrink:
             pool.rows[:, trained] *= 1 - self.params.shrink
         state.mean, state.step = mean, step
+        return self.params.measured(pool, round.number) | {"push": push, "own_share": own, "way": visits}
 
     def aggregate(self, state: FedFanState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         """Make the next pool.
@@ -171,9 +166,7 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         length = sum(min(n, most) for n in lengths) / len(lengths)
         uploads = state.variates.correct(uploads, state.pool.model)
         state.visit += self.params.newest(round.number) * (length - state.visit)
-        metrics = super().aggregate(state, round, uploads)
-        metrics |= {"push": state.pushed, "own_share": self.params.own(state.visits), "way": state.visits}
-        metrics["shortened"] = float(sum(n > most for n in lengths))
+        metrics = super().aggregate(state, round, uploads) | {"shortened": float(sum(n > most for n in lengths))}
         return metrics | ({"recalled": state.variates.recalled()} if state.variates.most else {})
 
     def longest(self, state: FedFanState, lengths: Sequence[float]) -> float:

@@ -65,34 +65,26 @@ class Blend(nn.Module):
         return torch.lerp(local, reference.to(local.dtype), share)
 
 
-class FusedFeatures(nn.Module):
-    """A model's features with a fusion operator behind the first part, the ``extractor``; parts keep their names.
+class FusedFeatures(nn.Sequential):
+    """A model's features with the ``fusion`` operator behind the first part, the ``extractor``; parts keep their names.
 
-    Only the network that the server evaluates has the frozen extractor E_g (``reference``); a client copies it from the
-    extractor that it received.
+    Only the network that the server evaluates has the frozen extractor E_g (``reference``), its last part; a client
+    copies it from the extractor that it received.
     """
-
-    def __init__(self, features: nn.Module, fusion: nn.Module) -> None:
-        super().__init__()
-        for name, part in features.named_children():
-            self.add_module(name, part)
-            if name == "extractor":
-                self.fusion = fusion
-        self.reference: nn.Module | None = None
 
     def forward(self, x: Tensor, reference: Tensor | None = None) -> Tensor:
         """Return embeddings (batch, embedding) of inputs `x`; `reference` is E_g(x), (batch, C, height, width).
 
         Without it E_g is this network's ``reference``, or the extractor itself.
         """
-        local = self.get_submodule("extractor")(x)
+        parts = dict(self.named_children())
+        local, fusion, held = parts.pop("extractor")(x), parts.pop("fusion"), parts.pop("reference", None)
         if reference is None:
-            reference = local if self.reference is None else self.reference(x)
-        z = self.fusion(local, reference)
-        for name, part in self.named_children():
-            if name not in ("extractor", "fusion", "reference"):
-                z = part(z)
-        return cast("Tensor", z)
+            reference = local if held is None else held(x)
+        z: Tensor = fusion(local, reference)
+        for part in parts.values():
+            z = part(z)
+        return z
 
 
 def frozen(net: Net, prepared: Prepared, x: Tensor) -> Tensor:
@@ -174,8 +166,8 @@ class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
         """Return `model` with the fusion operator behind its extractor; deployed also with room for E_g."""
         if deployed and self.params.inference == "previous":
             model = copy.deepcopy(model)
-            features = cast("FusedFeatures", model.get_submodule("features"))
-            features.reference = copy.deepcopy(features.get_submodule("extractor"))
+            features = model.get_submodule("features")
+            features.add_module("reference", copy.deepcopy(features.get_submodule("extractor")))
         if deployed:
             return model
         channels = int(getattr(model, "extractor_channels", 0))
@@ -186,8 +178,9 @@ class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
             )
         name = self.params.operator
         fusion = Concatenate(channels) if name == "conv" else Blend(channels if name == "multi" else 1)
-        features = FusedFeatures(model.get_submodule("features"), fusion)
-        return nn.Sequential(OrderedDict(features=features, classifier=model.get_submodule("classifier")))
+        first, *rest = model.get_submodule("features").named_children()
+        fused = FusedFeatures(OrderedDict([first, ("fusion", fusion), *rest]))
+        return nn.Sequential(OrderedDict(features=fused, classifier=model.get_submodule("classifier")))
 
     def step(self, state: FedFusionState, round: Round, uploads: list[Upload], sent: Arrays) -> dict[str, float]:
         state.previous, before = extractor(sent), sent.get(SHARE)
@@ -201,4 +194,4 @@ class FedFusion(SingleModel[FedFusionParams, FedFusionState]):
 
     def global_model(self, state: FedFusionState) -> Arrays:
         previous = state.previous or extractor(state.model) if self.params.inference == "previous" else {}
-        return state.model | {REFERENCE + name.removeprefix(EXTRACTOR): a for name, a in previous.items()}
+        return state.model | {name.replace(EXTRACTOR, REFERENCE): a for name, a in previous.items()}

@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedcross.core.settings import Settings
-from fedcross.strategies.method import Evaluation, Round, Task, Upload
+from fedcross.strategies.method import Evaluation, Round, Settings, Task, Upload
 from fedcross.strategies.objective import Batch, Net, Objective, Outcome, Prepared, Tensors, Trained, Visit
 from fedcross.strategies.parts.corners import OneModelOfWidths, WidthState
 from fedcross.strategies.parts.losses import cross_entropy

@@ -28,7 +28,7 @@ class Filter:
     Tasks go through the filters in their order, uploads in the reverse order.
     """
 
-    #: What a checkpoint holds of this filter: a dataclass that :mod:`strategies.round.packing` can pack.
+    #: What a checkpoint holds of this filter, such as :mod:`strategies.round.packing` can pack.
     state: Any
 
     def down(self, round: Round, payloads: list[Payload]) -> list[Payload]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from logging import WARNING
 from typing import Literal
 
@@ -156,19 +156,15 @@ def marked(residual: Arrays) -> Arrays:
     return {RESIDUAL + name: array for name, array in residual.items()}
 
 
-@dataclass
-class CompressionState:
-    """Stream -> the coding error to add to the next difference; a slot's own stream has its number as name."""
-
-    residuals: dict[str, Arrays] = field(default_factory=dict)
-
-
 class CompressionFilter(Filter):
-    """The server's part: codes models that go down, and decodes uploads."""
+    """The server's part: codes models that go down, and decodes uploads.
+
+    ``state``: stream -> the residual to add to its next difference; a slot's own stream has its number as name.
+    """
 
     def __init__(self, settings: Compression, start: Start) -> None:
         known = {name: start.arrays[name] for name in start.parameters}
-        self.settings, self._corners, self.state = settings, start.corners, CompressionState()
+        self.settings, self._corners, self.state = settings, start.corners, dict[str, Arrays]()
         self.initial = {name: np.array(a) for name, a in known.items() if a.dtype == np.float32}
         if known and not self.initial:
             kind = next(iter(known.values())).dtype
@@ -192,9 +188,8 @@ class CompressionFilter(Filter):
         if self._corners is not None and task.width.ratio < 1:
             base = self._corners.corner(base, task.width)
         stream = task.stream or str(task.slot)
-        residual = self.state.residuals.get(stream, {})
-        arrays, scales, rest = compressed(payload.arrays, base, residual, self.settings.down)
-        self.state.residuals[stream] = rest
+        residual = self.state.get(stream, {})
+        arrays, scales, self.state[stream] = compressed(payload.arrays, base, residual, self.settings.down)
         return replace(payload, arrays=arrays, scales=scales, received=restored(arrays, scales, base))
 
     def _expecting(self, payload: Payload) -> Payload:

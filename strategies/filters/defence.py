@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,7 @@ from pydantic import Field
 from fedcross.core.settings import Settings
 from fedcross.strategies.filters.base import Filter, Verdict
 from fedcross.strategies.method import Round, Start, Upload
+from fedcross.strategies.parts.averaging import squared_distance
 from fedcross.strategies.pool.pool import Array, Arrays
 from fedcross.strategies.wire.records import Payload
 
@@ -40,25 +41,21 @@ class Defence(Settings):
     weight: float = Field(3.0, ge=1)
 
 
-@dataclass
-class DefenceState:
-    """The update norms of the last accepted uploads, the latest last."""
-
-    norms: list[float] = field(default_factory=list)
-
-
 class DefenceFilter(Filter):
-    """Judges the uploads of an exchange; models pass through unchanged."""
+    """Judges the uploads of an exchange; models pass through unchanged.
+
+    ``state`` are the update norms of the last accepted uploads, the latest last.
+    """
 
     def __init__(self, settings: Defence, start: Start) -> None:
         self.settings, self.parameters = settings, start.parameters
-        self.state = DefenceState()
+        self.state: list[float] = []
 
     def judge(self, round: Round, uploads: list[Upload], payloads: Mapping[int, Payload]) -> Verdict:
         """Return the uploads that count, shortened where they are too long."""
         norms = {u.slot: norm(u.arrays, payloads[u.slot].received, self.parameters) for u in uploads}
         known = [value for value in norms.values() if math.isfinite(value)]
-        known = known if len(known) >= JUDGED else self.state.norms + known
+        known = known if len(known) >= JUDGED else self.state + known
         median = _median(known)
         limit, longest = self._limit(known), self.settings.clip * median
         verdict, clipped = Verdict([]), 0
@@ -72,7 +69,7 @@ class DefenceFilter(Filter):
                 upload = replace(upload, arrays=scaled(upload.arrays, sent, self.parameters, longest / value))
                 clipped += 1
             verdict.uploads.append(upload)
-        self.state.norms = [*self.state.norms, *(min(norms[u.slot], 3 * median) for u in verdict.uploads)][-KEPT:]
+        self.state = [*self.state, *(min(norms[u.slot], 3 * median) for u in verdict.uploads)][-KEPT:]
         bounded, lightened = self._extras(verdict.uploads), self._examples(verdict.uploads)
         verdict.counts = {"clipped": float(clipped), "lightened": float(lightened), "extras_bounded": float(bounded)}
         return verdict
@@ -108,11 +105,7 @@ def _median(values: list[float]) -> float:
 
 def norm(arrays: Arrays, base: Mapping[str, Array], names: Collection[str]) -> float:
     """Return the Euclidean norm of ``arrays - base`` over the float entries in `names`, summed in float64."""
-    total = 0.0
-    for name in _floats(arrays, names):
-        way = np.subtract(arrays[name], base.get(name, 0.0), dtype=np.float64).reshape(-1)
-        total += float(way @ way)
-    return math.sqrt(total)
+    return math.sqrt(squared_distance(arrays, base, _floats(arrays, names)))
 
 
 def scaled(arrays: Arrays, base: Mapping[str, Array], names: Collection[str], share: float) -> Arrays:

@@ -1,12 +1,12 @@
 """Averages of models and of rows of a pool, and which rounds they are over."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
 
 from fedcross.strategies.pool.mixing import mixed_integers
-from fedcross.strategies.pool.pool import Arrays
+from fedcross.strategies.pool.pool import Array, Arrays
 
 
 def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
@@ -35,6 +35,12 @@ def move(mean: Arrays, start: Arrays, step: float, names: Iterable[str]) -> None
     for name in names if step != 1 else ():
         way = np.multiply(np.subtract(mean[name], start[name]), step)
         mean[name] = np.asarray(np.add(start[name], way), dtype=start[name].dtype)
+
+
+def squared_distance(one: Mapping[str, Array], other: Mapping[str, Array], names: Iterable[str]) -> float:
+    """Return ``||one - other||^2`` over the entries `names`, in float64; an entry that `other` lacks is 0."""
+    ways = (np.subtract(one[name], other.get(name, 0.0), dtype=np.float64).reshape(-1) for name in names)
+    return float(sum(way @ way for way in ways))
 
 
 def effective_steps(steps: int, momentum: float) -> float:

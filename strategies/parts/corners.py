@@ -16,6 +16,9 @@ from fedcross.strategies.parts.single_model import Stateful
 from fedcross.strategies.pool.pool import Array, Arrays
 from fedcross.tasks.models.width import Width
 
+#: ``(name, upload)`` -> which rows of an entry count, bool (rows,); None is all.
+Rows = Callable[[str, Upload], Array | None]
+
 
 class WidthModel:
     """One global model, and the statistics and counters of each of its `widths`, the widest first."""
@@ -33,15 +36,10 @@ class WidthModel:
         values = {**self.corners.corner(self.weights, width), **self.statistics[width]}
         return {name: values[name] for name in self.names}
 
-    def merge(
-        self,
-        uploads: Sequence[Upload],
-        shares: Sequence[float],
-        rows: Callable[[str, Upload], Array | None] | None = None,
-    ) -> None:
+    def merge(self, uploads: Sequence[Upload], shares: Sequence[float], rows: Rows | None = None) -> None:
         """Set each weight to the mean, weighted by `shares`, of the uploads that have it; statistics by width.
 
-        ``rows(name, upload)`` may say which rows of an entry count, bool (rows,); None is all. Sums are float64.
+        Sums are float64.
         """
         for name, old in self.weights.items() if uploads else ():
             total, weights = np.zeros(old.shape), np.zeros(old.shape)

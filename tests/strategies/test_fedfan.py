@@ -230,10 +230,10 @@ def test_the_first_round_is_measured_by_its_median_and_so_is_one_where_most_visi
 def test_a_finite_upload_of_any_size_leaves_a_finite_measure():
     """3e38 squared is beyond float32, and beyond what a sum of float32 can hold."""
     method = begun(3, {"w": np.zeros(4, np.float32)}, limit=2.0, memory_mb=1)
-    feed(method, 1, one([1] * 4, [1] * 4, [3e38] * 4))
+    metrics = feed(method, 1, one([1] * 4, [1] * 4, [3e38] * 4))
     assert method.visit == pytest.approx((4 + 4 + 64) / 3)
     assert np.isfinite(method.pool.rows).all()
-    assert math.isfinite(method.visits)
+    assert math.isfinite(metrics["way"])
 
 
 def test_what_did_not_move_does_not_count_in_the_median_and_few_visits_do_not_either():

@@ -122,12 +122,12 @@ def test_slots_have_streams_of_their_own_and_equal_models_are_coded_once() -> No
     first, second, other, _ = one.down(ROUND, [payload_of(task) for task in tasks])
     assert first.arrays is second.arrays
     assert first.received is second.received
-    assert set(one.state.residuals) == {"0", "2", "global"}
+    assert set(one.state) == {"0", "2", "global"}
     assert other.nbytes == 3 + 4
     client = ClientHalf(Compression(down="int8"), {"w": np.zeros(3, np.float32)})
     assert client.received(first.arrays, first.scales)["w"].tobytes() == first.received["w"].tobytes()
     again = unpack(pack(one.state), made({}, down="int8").state)
-    assert again.residuals["2"]["w"].tolist() == one.state.residuals["2"]["w"].tolist()
+    assert again["2"]["w"].tolist() == one.state["2"]["w"].tolist()
 
 
 def test_the_error_of_one_exchange_is_added_in_the_next() -> None:
@@ -135,7 +135,7 @@ def test_the_error_of_one_exchange_is_added_in_the_next() -> None:
     one, model = made({"w": np.zeros(2, np.float32)}, down="int8"), {"w": f32(127, 0.25)}
     sent = [one.down(ROUND, [payload_of(Task(0, 0, model))])[0].arrays["w"].tolist() for _ in range(3)]
     assert sent == [[127, 0], [127, 0], [127, 1]]
-    assert one.state.residuals["0"]["w"].tolist() == [0, -0.25]
+    assert one.state["0"]["w"].tolist() == [0, -0.25]
 
 
 def test_a_coded_reply_has_a_byte_a_value_and_its_scales() -> None:
