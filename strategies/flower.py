@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from logging import INFO
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord
 from flwr.common.logger import log
@@ -21,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedcross.core.errors import ConfigError, FederationError, counted
-from fedcross.core.settings import Settings, parse
+from fedcross.core.settings import parse
 from fedcross.strategies.method import Method, Round, Start
 from fedcross.strategies.parts.schedule import Constant
 from fedcross.strategies.round.driver import Driver
@@ -204,36 +203,16 @@ def strategy_class(method: type[Method]) -> type[FlowerStrategy]:
 
 
 def arguments_of(method: type[Method[Any, Any]]) -> list[inspect.Parameter]:
-    """Return the settings of a method as arguments, its own first, and those of the rounds."""
+    """Return the settings of a method as arguments, its own first, and those of the rounds; a constant as its value."""
     own, body = method.Params.model_fields, vars(method.Params).get("__annotations__", {})
     fields = {name: field for name, field in own.items() if name in body}
     fields |= own | {name: field for name, field in RoundSettings.model_fields.items() if name not in own}
-    found = []
+    found, kind = [], inspect.Parameter.KEYWORD_ONLY
     for name, field in fields.items():
-        kind, default = typed(field.annotation), field.get_default(call_default_factory=True)
-        if isinstance(default, Constant):
-            default = default.value
-            kind = kind.replace("float", "str") if isinstance(default, str) else kind
-        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+        default = field.get_default(call_default_factory=True)
+        default = default.value if isinstance(default, Constant) else default
+        found.append(inspect.Parameter(name, kind, default=default, annotation=field.annotation))
     return found
-
-
-def typed(annotation: Any) -> str:
-    """Return an annotation as a caller may fill it in: settings also as a mapping, schedules also as a number."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return f"Literal[{', '.join(repr(one) for one in arguments)}]".replace("'", '"')
-    if origin in (Union, types.UnionType):
-        kinds = dict.fromkeys(typed(one) for one in arguments)
-        return "float | Mapping[str, Any]" if Constant in arguments else " | ".join(kinds)
-    if origin is tuple:
-        return f"tuple[{', '.join(map(typed, arguments))}]"
-    if hasattr(annotation, "__metadata__"):
-        return typed(arguments[0])
-    if annotation in (names := {int: "int", float: "float", str: "str", bool: "bool", type(None): "None", ...: "..."}):
-        return names[annotation]
-    settings = isinstance(annotation, type) and issubclass(annotation, Settings)
-    return "Mapping[str, Any] | Any" if settings else "Any"
 
 
 def trained(arrays: Mapping[str, Any], parameters: Collection[str] | None = None) -> Collection[str]:
