@@ -34,11 +34,9 @@ class FedBuff(AsyncSingle[FedBuffParams, FedBuffState]):
     An upload u is an update ``d = u - w_sent`` to the model that its client got, times ``1/sqrt(1 + s)``; its staleness
     s is the number of server steps since. When B updates are there, ``w += eta_g mean(d)``. The global model is w.
 
-    State: w, the sum of the buffered updates and, for a restart, the older versions that are under way; clients keep
-    none. Wire: one model down, one up.
+    State: w, the sum of the buffered updates, for a restart the older versions under way. Wire: one model down, one up.
 
-    Deviations: batch-normalisation statistics are treated as weights; counters are summed in float64 and truncated.
-    Secure aggregation is not here.
+    Deviations: no secure aggregation. Batch-normalisation statistics are weights; counters are truncated.
     """
 
     def init(self, start: Start) -> FedBuffState:

@@ -41,9 +41,8 @@ class FedCrossAsync(AsyncPool[FedCrossAsyncParams]):
 
     State: two pools of K models, the uploads and what was sent; clients keep none. Wire: one model down, one up.
 
-    Choices: `alpha` and in-order and random selection count the slot's uploads in place of rounds. A lost visit changes
-    nothing, and the slot's model goes to another client. Its last upload may still be a collaborator; FedCross leaves
-    lost slots out of a round's mixing.
+    Choices: `alpha` and in-order and random selection count the slot's uploads in place of rounds. After a lost visit
+    the slot's model goes to another client; its last upload may still be a collaborator, unlike in FedCross.
     """
 
     def mixing(self, state: AsyncPoolState, round: Round, slots: list[int]) -> Matrix:

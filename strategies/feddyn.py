@@ -57,8 +57,7 @@ class FedDyn(SingleModel[D, S]):
     """Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
 
     Client u minimises ``f_u(w) + a <h_u, w> + (a/2) ||w - G||^2`` and then sets ``h_u += w_u - G``. The server sets
-    ``G = mean_S w_u + mean_N h_u``. All h_u start at zero. With ``g_u = -a h_u`` and ``h = -a mean_N h_u`` these are
-    the paper's equations.
+    ``G = mean_S w_u + mean_N h_u``. All h_u start at zero. The paper has ``g_u = -a h_u`` and ``h = -a mean_N h_u``.
 
     State: G, the last uploads' mean, and the sum of all h_u; every client keeps h_u. Wire: one model down, one up. N is
     the largest number of clients that were ever connected at a draw.

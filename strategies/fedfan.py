@@ -64,8 +64,7 @@ class FedFanParams(PooledParams, Widths):
 class FedFanState(PoolState):
     """The pool; its mean M and the average of means W, rows (L, d) for L widths; the step D and M_0, rows (d,).
 
-    ``counters`` are the mean's integers (L, i), ``visit`` u, a visit's squared length. D and M_0 are of the widest
-    model, the last of the L.
+    ``counters`` are the mean's integers (L, i), ``visit`` u, a visit's squared length. D, M_0: of the widest, the last.
     """
 
     mean: Array

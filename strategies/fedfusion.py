@@ -95,9 +95,8 @@ def frozen(net: Net, prepared: Prepared, x: Tensor) -> Tensor:
 class Fusion(objective.Objective[FedFusionParams]):
     """Cross-entropy of ``C(F(E_l(x), E_g(x)))``; E_g is the received extractor, frozen, in evaluation behaviour.
 
-    Without augmentation E_g(x) is computed once per visit for all examples and looked up afterwards: n * C * height *
-    width * 4 bytes, 12.25 KiB an example on MNIST and 16 KiB on CIFAR. Above ``cache_mib``, or with augmentation, it is
-    computed batch by batch.
+    Without augmentation E_g(x) is computed once per visit for all examples: n * C * height * width * 4 bytes, 12.25 KiB
+    an example on MNIST, 16 KiB on CIFAR. Above ``cache_mib``, or with augmentation, it is computed batch by batch.
     """
 
     by_row = frozenset({"cache"})

@@ -20,7 +20,7 @@ from fedcross.strategies.parts.losses import cross_entropy, divergence
 from fedcross.strategies.parts.prototypes import credible
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 
-Counts = NDArray[np.float64]
+Matrix = NDArray[np.float64]
 HEAD = ("classifier.weight", "classifier.bias")
 #: Parameters of the generator that Adam updates; the server also sends ``norm.mean`` and ``norm.variance``.
 TRAINED = ("hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "latent.weight", "latent.bias")
@@ -82,8 +82,7 @@ def generate(generator: Tensors, noise: Tensor, y: Tensor, classes: int, train: 
 def teacher_loss(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor, shares: Tensor) -> Tensor:
     """Return ``mean_b sum_k shares[y_b, k] CE(weight_k z_b + bias_k, y_b)``.
 
-    `z` (b, embedding), `y` (b,); the clients' heads `weight` (k, classes, embedding) and `bias` (k, classes); `shares`
-    (classes, k).
+    `z` (b, embedding), `y` (b,); heads' `weight` (k, classes, embedding), `bias` (k, classes); `shares` (classes, k).
     """
     logs = functional.log_softmax(torch.einsum("be,kce->bkc", z, weight) + bias, 2)
     own = logs.gather(2, y[:, None, None].expand(-1, logs.shape[1], 1))[:, :, 0]
@@ -118,7 +117,6 @@ class Regularised(objective.Objective[FedGenParams]):
     sends = frozenset({"labels"})
 
     def prepare(self, visit: Visit) -> Prepared:
-        """Return the generator, the known labels, both coefficients and the key of the draws."""
         if "generator" not in visit.extras:
             return {}
         like, p, factor = next(iter(visit.params.values())), self.params, self.params.decay ** (visit.round - 1)
@@ -185,8 +183,7 @@ class FedGen(SingleModel[FedGenParams, FedGenState]):
     generator has been trained on. In round r (from 1) alpha and beta are multiplied by ``decay^(r-1)``, 1e-4 at least.
 
     State: the global model, the generator with running statistics, Adam's moments and step, the known labels. Wire:
-    down one model, and from round 2 on the generator and a byte per class; up one model and 8 bytes per class (label
-    counts).
+    down one model, from round 2 on the generator and a byte per class; up one model and int64 label counts.
 
     Deviations: counts are those of a client's whole data, not of the batches that it drew, and count only if they add
     up to its examples. Per-label weights multiply each example's loss; both codes multiply shapes (b,) and (b, 1), so
@@ -218,7 +215,7 @@ class FedGen(SingleModel[FedGenParams, FedGenState]):
         state.known = state.known | (counts.sum(0) > 0).astype(np.uint8)
         return {"generator_loss": self.train_generator(state, round, counts, [u.arrays for u in uploads])}
 
-    def train_generator(self, state: FedGenState, round: Round, counts: Counts, models: list[Arrays]) -> float:
+    def train_generator(self, state: FedGenState, round: Round, counts: Matrix, models: list[Arrays]) -> float:
         """Take the round's Adam steps on the heads of `models` with label counts (k, classes); return the last loss."""
         p, total = self.params, counts.sum(0)
         weight, bias = (torch.from_numpy(np.stack([m[name] for m in models]).astype(np.float32)) for name in HEAD)

@@ -74,8 +74,7 @@ class FedProc(SingleModel[FedProcParams, FedProcState]):
     Deviations: in the authors' code (MuXutong/FedProc) the network divides the projection by its length, so classifier
     and prototypes see unit vectors (`unit`); R is 100 whatever is planned (`ramp=100`); the head's first layer is as
     wide as its input (`hidden=null`). Without prototypes (the first round) the loss is cross-entropy alone. A class
-    that no participant held keeps its prototype, zero at first. Examples weigh alike; counts that do not add up are
-    ignored.
+    that no participant held keeps its prototype, zero at first. Counts that do not add up are ignored.
     """
 
     Objective = Prototypical

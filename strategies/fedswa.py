@@ -30,9 +30,8 @@ class FedSWA(SingleModel[FedSWAParams]):
     Step k of the T steps of a visit has the learning rate ``lr (1 - (1 - r) k / T)``. The server sets
     ``G += s (mean w_u - G)``, the mean uniform, s its learning rate, for all floating entries as in the authors' code.
 
-    State and wire: FedAvg's.
-    Deviations: the authors' code (junkangLiu0/FedSWA) has r = 0 and doubles the learning rate, which is ``train.lr``
-    here. The paper has s from 1 to 1.5.
+    State and wire: FedAvg's. The paper has s from 1 to 1.5.
+    Deviations: the authors' code (junkangLiu0/FedSWA) has r = 0 and doubles the learning rate, here ``train.lr``.
     """
 
     Objective = Falling

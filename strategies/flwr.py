@@ -80,9 +80,8 @@ class Flwr(SingleModel[FlwrParams, FlwrState]):
     its ``aggregate_train`` with the accepted uploads as replies. State: the global model, the strategy's attributes.
 
     Deviations from Flower: integer entries are averaged by examples. Strategies with an optimiser, or with differential
-    privacy, get parameters only. Dtypes stay those of the model. The global random generators are keyed by the run's
-    seed and the round. If a strategy declines to aggregate, the model stays and ``flower_skipped`` is 1. Clients do not
-    clip their updates.
+    privacy, get parameters only. Dtypes stay those of the model. Global random generators are keyed by the run's seed
+    and the round. Clients do not clip. Where a strategy declines to aggregate the model stays (``flower_skipped`` 1).
     """
 
     Objective = FlowerClient

@@ -49,14 +49,12 @@ class GitFL(AsyncPool[GitFLParams, GitFLState]):
 
     Slots hold branches b_i with versions n_i, the number of their uploads. The master is ``M = sum_j n_j b_j / sum_j
     n_j``. After its upload, slot i sends ``w_i = (c b_i + M)/(c + 1)`` with ``c = clip(n_i - mean(n) + control, least,
-    most)``: a branch that is ahead is pulled less. The global model is M. With equal versions this is ``masterpull``
-    with alpha = control/(control + 1).
+    most)``: a branch that is ahead is pulled less. The global model is M. Equal versions: ``masterpull`` at c/(c + 1).
 
     The client for slot i is drawn among idle ones with probability proportional to ``max(1e-6, weight)``. With v_u
     ended visits of client u and the mean duration T_u of its accepted ones (0 before the first), curiosity is
     ``1/sqrt(v_u + 1)`` and speed is ``(T_u - mean T)/(10 max T) (n_i - mean n)``, which gives slow clients to branches
-    that are ahead. The weight is the curiosity at first, later ``a curiosity + (1 - a) speed`` with a = half of the
-    elapsed share of the run.
+    that are ahead. The weight is curiosity at first, later ``a curiosity + (1 - a) speed``, a half the elapsed share.
 
     State: two pools of K models, visits and durations of each client; clients keep none. Wire: one model down, one up.
 

@@ -20,8 +20,7 @@ class MasterPull(Pooled[MasterPullParams]):
 
     State: the pool, K models; clients keep none. Wire: one model down, one up.
 
-    Deviations: all branches have equal versions. A lost slot keeps its model, and M is the mean of the others; it
-    counts in the global mean.
+    Deviations: all branches have equal versions. A lost slot keeps its model and counts in the global mean, not in M.
     """
 
     def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:

@@ -3,8 +3,7 @@
 With an upload's update u, the change of its trained weights, and M the median of the exchange's update norms, an
 upload with ``|u| > quarantine M`` is lost, and another with ``|u| > clip M`` becomes ``sent + u clip M / |u|``. The
 float arrays of each extra group are bounded by ``quarantine`` times the group's median norm in the same way. A number
-of examples counts as at most ``weight`` times the exchange's median. Directions are not judged: on skewed clients such
-a test flags 15 % of the honest ones.
+of examples counts as at most ``weight`` times the median. A test of directions flags 15 % of skewed honest clients.
 
 An exchange of fewer than three uploads is judged by the norms of recent exchanges too; of the first two, none is lost.
 """

@@ -125,8 +125,7 @@ class Nested(Objective[Widths]):
 
     With ``in_turn`` and the widths 1, p and q the steps of a visit train 1, p, 1, q, 1, p, ...; a model narrower than
     the step's width trains as a whole. With ``all`` every step trains 1 + p + q: their losses are added. A corner's
-    step gives only its own weights a gradient (momentum and weight decay of the others go on), and changes no
-    statistics.
+    step has a gradient for its own weights only; momentum and weight decay go on for all, and statistics stay.
 
     In turn, this is ordered dropout with a fixed order (Horvath et al., FjORD, NeurIPS 2021, arXiv 2102.13451), without
     its distillation. ``all`` is the loss of a slimmable network (Yu et al., ICLR 2019, arXiv 1812.08928), without its

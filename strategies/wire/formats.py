@@ -1,8 +1,7 @@
 """Arrays in other forms than records have by default: all of a record *packed* as one, and with foreign headers.
 
 Flower sends every array as an object of its own, with two requests and a round trip. Between fedcross programs on a
-network a record is one safetensors file. Its header follows from names, shapes and dtypes alone, so a receiver compares
-it with its own and parses nothing.
+network a record is one safetensors file. A receiver compares the header, given by names, shapes, dtypes, with its own.
 """
 
 from __future__ import annotations
