@@ -25,12 +25,6 @@ Ratios = Annotated[tuple[Ratio, ...], Field(min_length=2), Different]
 
 
 class AdaptiveFLParams(Settings):
-    """``widths``: the paper's r_w; ``starts``: its I, the first group of channels (in forward order) that a slice cuts.
-
-    Each width below 1 has one model for each start; a later start is a larger model, and one behind the last group is
-    left out. The authors take layers 4, 6 and 8 of VGG-16 and blocks 2, 3 and 4 of ResNet-18.
-    """
-
     widths: Ratios = (1.0, 0.66, 0.4)
     starts: Starts = (0, 1, 2)
 
@@ -58,6 +52,10 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
     """Jia et al., AdaptiveFL, DAC 2024 (arXiv 2311.13166).
 
     Details from the authors' code (repository mastlab-T3S/AdaptiveFL) are marked [C].
+
+    Each width below 1 (r_w) has one model for each start (I), the first group of channels, in forward order, that it
+    cuts. A later start is a larger model; one behind the last group is left out. The authors take layers 4, 6 and 8 of
+    VGG-16 and blocks 2, 3 and 4 of ResNet-18.
 
     Each of the round's slots draws one of the models, all equally likely, then a client with a probability
     proportional to its reward for models of that width, ``min(R_s, .5) * R_c`` [C]. R_s is the client's share of

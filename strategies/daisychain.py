@@ -11,8 +11,6 @@ from fedcross.strategies.pool.mixing import cross, uniform
 
 
 class DaisyChainParams(PooledParams):
-    """``daisy`` d and ``average`` b: rounds between permutations, and between means (1 is FedAvg, uniform)."""
-
     daisy: int = Field(1, ge=1)
     average: int = Field(10, ge=1)
 

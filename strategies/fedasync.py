@@ -8,8 +8,6 @@ from fedcross.strategies.parts.single_model import AsyncSingle, AsyncState
 
 
 class FedAsyncParams(Settings):
-    """``beta``: weight of a fresh upload; ``power``: p, an upload s versions old weighs ``beta (s + 1)^-p``."""
-
     beta: float = Field(0.6, gt=0, le=1)
     power: float = Field(0.5, ge=0)
 

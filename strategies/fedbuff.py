@@ -14,8 +14,6 @@ from fedcross.strategies.wire.records import Array, Arrays
 
 
 class FedBuffParams(Settings):
-    """``buffer``: B, updates that make a step of the server; ``server_lr``: eta_g, length of that step."""
-
     buffer: int = Field(10, ge=1)
     server_lr: float = Field(1.0, gt=0)
 

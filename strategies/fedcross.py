@@ -28,8 +28,6 @@ Similarity: TypeAlias = Literal["cosine", "paper", "chunked", "euclidean", "manh
 
 
 class FedCrossParams(PooledParams, Widths):
-    """Settings, explained in ``conf/method/fedcross.yaml``; ``alpha``, ``mode`` and ``k`` are schedules."""
-
     alpha: Alpha = Constant(value=0.99)
     selection: Selection = "lowest_similarity"
     similarity: Similarity = "cosine"

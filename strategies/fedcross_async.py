@@ -12,11 +12,6 @@ from fedcross.strategies.pool.mixing import BY_SIMILARITY, Matrix, Part, cross, 
 
 
 class FedCrossAsyncParams(PooledParams):
-    """As FedCross, over the slots that have had an upload; ``alpha``'s rounds are the slot's uploads.
-
-    ``gap``: a collaborator g uploads behind weighs ``(1 - alpha)/(1 + g)`` (``inverse``) or 1 - alpha (``none``).
-    """
-
     alpha: Alpha = Constant(value=0.99)
     selection: Selection = "lowest_similarity"
     similarity: Similarity = "cosine"

@@ -21,12 +21,6 @@ FEW = 3
 
 
 class FedFanParams(PooledParams, Widths):
-    """Settings of FedFan, explained in ``conf/method/fedfan.yaml``.
-
-    A visit is as long as the root mean square of what the round's clients changed; ``reach`` and ``limit`` are in
-    visits. Of the clients' changes in ``memory_mb`` those heard least recently are forgotten first.
-    """
-
     alpha: float = Field(0.99, ge=0, lt=1)
     reach: float = Field(8.0, ge=0)
     sharpness: float = Field(8.0, gt=0)

@@ -11,11 +11,6 @@ from fedcross.strategies.pool.mixing import uniform
 
 
 class FedMRParams(PooledParams):
-    """``first_stage``: B, rounds of plain averaging; ``partition``: share of the entries that move together.
-
-    With ``partition`` 0 every entry moves on its own, with .25 four groups of consecutive entries, with 1 whole models.
-    """
-
     first_stage: int = Field(0, ge=0)
     partition: float = Field(0.0, ge=0, le=1)
 

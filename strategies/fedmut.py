@@ -14,8 +14,6 @@ from fedcross.strategies.pool.pool import Array, Arrays, Integers
 
 
 class FedMutParams(PooledParams):
-    """The ``radius`` rho, the ``acceleration`` a_r and its rounds T_b, and the ``part`` that mutates."""
-
     radius: float = Field(4.0, ge=0)
     acceleration: float = Field(0.3, ge=0, le=2)
     acceleration_rounds: int = Field(50, ge=1)

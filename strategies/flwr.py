@@ -31,12 +31,6 @@ OPTIMISERS = (flower.FedAvgM, FedOpt)
 
 
 class FlwrParams(Settings):
-    """``name``: short name of a strategy of ``flwr.serverapp.strategy``, or ``strategy``: ``package.module:Class``.
-
-    ``arguments`` are those of its constructor; one that is itself a strategy is given as a name or path, or as
-    ``{strategy: PATH, arguments: {...}}``. ``options`` is their older name.
-    """
-
     name: str = "FedAdam"
     strategy: str | None = None
     arguments: dict[str, Any] = Field(default_factory=dict)

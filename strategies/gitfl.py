@@ -18,11 +18,6 @@ LEAST = 1e-6
 
 
 class GitFLParams(PooledParams):
-    """``control``: weight of a branch of average version, the master's is 1; its bounds ``least`` and ``most``.
-
-    ``curious``: share of the run's visits in which clients are chosen by curiosity alone.
-    """
-
     control: float = Field(10.0, gt=0)
     least: float = Field(2.0, gt=0)
     most: float = Field(50.0, gt=0)

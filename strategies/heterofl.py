@@ -23,12 +23,6 @@ AtLeastOne = Annotated[tuple[Ratio, ...], Field(min_length=1), Different]
 
 
 class HeteroFLParams(Settings):
-    """``widths`` of the models; ``scaler``: hidden layers of a narrow model divide their output by its width.
-
-    The width is relative to the widest one, so that activations are as large as there; no scaler with batch
-    normalisation. ``masked``: a client leaves the classes alone that it has no example of (the paper's masked loss).
-    """
-
     widths: AtLeastOne = (1.0, 0.5, 0.25, 0.125, 0.0625)
     scaler: bool = True
     masked: bool = True
@@ -74,10 +68,10 @@ class HeteroFL(OneModelOfWidths[HeteroFLParams]):
     one up, and with `masked` one byte per class up.
 
     Deviations: clients keep running statistics of batch normalisation, averaged among the uploads of one width; the
-    paper measures them once at the end. One batch norm turns the scaler off. Where the outputs of ``classifier`` are
-    hidden channels, or there is no such layer, all uploads' rows count. With ``train.examples`` a client's classes are
-    those of the examples that the visit drew. The authors' clipping is ``train.clip=1``. A narrow model is evaluated
-    and exported with the scaler's division in its weights.
+    paper measures them once at the end. The scaler divides by the width relative to the widest; one batch norm turns it
+    off. Where the outputs of ``classifier`` are hidden channels, or there is no such layer, all uploads' rows count.
+    With ``train.examples`` a client's classes are those of the examples that the visit drew. The authors' clipping is
+    ``train.clip=1``. A narrow model is evaluated and exported with the scaler's division in its weights.
     """
 
     def objective(self) -> Objective:

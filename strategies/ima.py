@@ -11,8 +11,6 @@ from fedcross.strategies.parts.single_model import ModelState, SingleModel
 
 
 class IMAParams(Settings):
-    """``start`` of the averaging, a share of the rounds; ``window``: P; ``lr_decay``: factor in each round of it."""
-
     start: float = Field(0.75, ge=0, le=1)
     window: int = Field(5, ge=1)
     lr_decay: float = Field(0.97, gt=0, le=1)

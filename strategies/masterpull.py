@@ -6,8 +6,6 @@ from fedcross.strategies.parts.schedule import Constant, Share
 
 
 class MasterPullParams(PooledParams):
-    """``alpha`` (schedule): a, weight of a model's own upload; 0 is FedAvg, uniform, 1 independent training."""
-
     alpha: Share = Constant(value=10 / 11)
 
 
