@@ -16,8 +16,7 @@ from fedcross.strategies.pool import loops
 from fedcross.strategies.pool.pool import Array, Arrays, Integers
 from fedcross.tasks.models.width import Width
 
-FEW = 3
-"""Fewer visits than this say nothing about what is usual, once something is known about it."""
+FEW = 3  # Fewer visits than this say nothing about what is usual, once something is known about it.
 
 
 class FedFanParams(PooledParams, Widths):

@@ -17,11 +17,7 @@ from fedcross.tasks.models._split import Split
 
 
 class Projected(Settings):
-    """Settings of a projection head: `projection` adds one, ``embedding -> hidden -> width`` with one ReLU.
-
-    The codes of MOON's and FedProc's authors (``model.py`` of QinbinLi/MOON and MuXutong/FedProc) make the first layer
-    as wide as its input, which is ``hidden=null``: LeNet-5 has 84-84-256 there and 84-512-256 here.
-    """
+    """Settings of a projection head: `projection` adds one, ``embedding -> hidden -> width`` with one ReLU."""
 
     projection: bool = Field(True, description="put a projection head before the classifier")
     hidden: int | None = Field(512, ge=1, description="width of the head's hidden layer; null: the width of its input")
@@ -100,8 +96,9 @@ class Moon(SingleModel[MoonParams]):
 
     State: the global model, with a projection head ``embedding -> 512 -> 256`` before the classifier, as published;
     each client keeps the model of its last accepted visit. Wire: FedAvg's, with that head.
-    Deviations: the first layer of the authors' head is as wide as its input (`hidden=null`). At a client's first visit
-    the term is 0; the authors contrast with a random network there. G and P run in evaluation behaviour.
+    Deviations: the first layer of the head in the authors' code (QinbinLi/MOON) is as wide as its input
+    (`hidden=null`). At a client's first visit the term is 0; the authors contrast with a random network there. G and P
+    run in evaluation behaviour.
     """
 
     Objective = Contrast

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, ClassVar, cast, get_args
 
+import numpy as np
 from typing_extensions import TypeVar
 
 from fedcross.strategies.method import GLOBAL, Method, Round, S, Start, Task, Upload
 from fedcross.strategies.objective import P
 from fedcross.strategies.parts.averaging import weighted_mean
-from fedcross.strategies.parts.vectors import zeros
 from fedcross.strategies.pool.pool import Arrays
 
 
@@ -54,7 +54,7 @@ class SingleModel(Stateful[P, M]):
 
     def init(self, start: Start) -> M:
         model = {name: array.copy() for name, array in start.arrays.items()}
-        vectors = {field: zeros(start) for field in self.zeros}
+        vectors = {one: {name: np.zeros_like(model[name]) for name in start.parameters} for one in self.zeros}
         return cast("M", self.State(model, **vectors, parameters=start.parameters))
 
     def sample(self, state: M, round: Round, available: Sequence[int]) -> tuple[int, ...]:

@@ -1,10 +1,8 @@
 """Vectors with one value for each parameter: directions of a step, and what a client keeps or the server sends."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedcross.strategies.method import Start
 from fedcross.strategies.objective import Tensors, Visit, as_arrays, as_tensors, flatten, unflatten
 from fedcross.strategies.wire.records import Arrays
 
@@ -21,11 +19,6 @@ def scaled(direction: Tensor, length: float) -> Tensor:
 def shifted(params: Tensors, way: Tensors) -> Tensors:
     """Return ``params + way``, entry by entry."""
     return {name: value + way[name] for name, value in params.items()}
-
-
-def zeros(start: Start) -> Arrays:
-    """Return zeros of the shapes of the model's parameters."""
-    return {name: np.zeros_like(start.arrays[name]) for name in start.parameters}
 
 
 def vector(arrays: Arrays, like: Tensors, group: str = "") -> Tensor:

@@ -24,13 +24,7 @@ Different = AfterValidator(different)
 
 
 class Widths(Settings):
-    """Settings of a pool whose models have several widths.
-
-    `widths` are the shares of the channels that models have (none: all are full), `shares` those of the pool's slots
-    that the widths get (none: equal). A client trains no model wider than its device (``devices.widths``, or the node's
-    ``device.width``). The first `whole` groups of channels stay whole, as in AdaptiveFL's slices. With `nested` clients
-    train the narrower corners of a wide model too (:class:`Nested`).
-    """
+    """Settings of a pool whose models have several widths: docs/widths.md."""
 
     widths: Annotated[tuple[Ratio, ...], Different] = ()
     shares: tuple[Annotated[float, Field(gt=0)], ...] = ()
@@ -54,7 +48,6 @@ class Widths(Settings):
         return []
 
     def faults(self, clients_per_round: int) -> list[str]:
-        """Return an error if some width gets no slot."""
         fault = f"method.widths={list(self.widths)}: each width needs a model. Raise clients_per_round."
         return [fault] if clients_per_round < len(self.widths) else []
 
