@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.randomness import stream
-from fedcross.strategies.method import Round, Settings, Task, Upload
+from fedcross.strategies.method import Round, Settings, Upload
 from fedcross.strategies.parts.corners import OneModelOfWidths, WidthState
 from fedcross.strategies.parts.widths import Different, Ratio, largest
 from fedcross.strategies.pool.pool import Array
@@ -37,7 +37,7 @@ class AdaptiveFLParams(Settings):
 
 @dataclass
 class AdaptiveFLState(WidthState):
-    """The model of all widths, the two tables, and the width that each slot of this round sent.
+    """The model of all widths, what this round sent, and the two tables.
 
     ``resources``: client -> how much speaks for its training each width (W,), the smallest first. ``counts``: client ->
     how often it got or was to return a model of each ratio, the narrowest first, from 1.
@@ -45,7 +45,6 @@ class AdaptiveFLState(WidthState):
 
     resources: dict[int, Array] = field(default_factory=dict)
     counts: dict[int, Array] = field(default_factory=dict)
-    sent: dict[int, Width] = field(default_factory=dict)
 
 
 class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
@@ -109,11 +108,6 @@ class AdaptiveFL(OneModelOfWidths[AdaptiveFLParams, AdaptiveFLState]):
         """Return the slot's model, or the largest smaller one that the device can hold."""
         widths, drawn = state.model.widths, self._draw(state, round, len(round.clients))[slot]
         return largest(widths[widths.index(drawn) :], round.budget(round.clients[slot]))
-
-    def dispatch(self, state: AdaptiveFLState, round: Round) -> list[Task]:
-        tasks = super().dispatch(state, round)
-        state.sent = {task.slot: task.width for task in tasks}
-        return tasks
 
     def aggregate(self, state: AdaptiveFLState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         drawn, answered = self._draw(state, round, len(round.clients)), {upload.client for upload in uploads}

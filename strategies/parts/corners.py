@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -52,10 +52,10 @@ class WidthModel:
             mean = np.divide(total, weights, out=old.astype(np.float64), where=weights > 0)
             self.weights[name] = mean.astype(old.dtype)
         for width, known in self.statistics.items():
-            own = [i for i, upload in enumerate(uploads) if upload.task.width == width]
+            own = [(upload.arrays, share) for upload, share in zip(uploads, shares) if upload.task.width == width]
             if own and known:
-                parts = [{name: uploads[i].arrays[name] for name in known} for i in own]
-                self.statistics[width] = weighted_mean(parts, [shares[i] for i in own])
+                parts = [{name: arrays[name] for name in known} for arrays, _ in own]
+                self.statistics[width] = weighted_mean(parts, [share for _, share in own])
 
     def state(self) -> dict[str, Any]:
         """Return the weights and every width's statistics, for a checkpoint."""
@@ -67,10 +67,10 @@ class WidthModel:
 
 @dataclass
 class WidthState:
-    """The model of all widths, and how many clients of this round got none."""
+    """The model of all widths, and the width that each slot of this round sent."""
 
     model: WidthModel
-    idle: int = 0
+    sent: dict[int, Width] = field(default_factory=dict)
 
 
 S = TypeVar("S", bound=WidthState, default=WidthState)
@@ -91,7 +91,7 @@ class OneModelOfWidths(Stateful[P, S]):
         sent = {width: (state.model.at(width), f"size{i}") for i, width in enumerate(state.model.widths)}
         dealt = [(i, client, self.width_for(state, round, i)) for i, client in enumerate(round.clients)]
         tasks = [Task(one, i, sent[w][0], width=w, stream=sent[w][1]) for i, one, w in dealt if w is not None]
-        state.idle = len(dealt) - len(tasks)
+        state.sent = {task.slot: task.width for task in tasks}
         return tasks
 
     def merge(self, state: S, uploads: list[Upload]) -> None:
@@ -100,7 +100,8 @@ class OneModelOfWidths(Stateful[P, S]):
 
     def aggregate(self, state: S, round: Round, uploads: list[Upload]) -> dict[str, float]:
         self.merge(state, uploads)
-        return {"clients_without_a_model": float(state.idle)} if state.idle else {}
+        idle = len(round.clients) - len(state.sent)
+        return {"clients_without_a_model": float(idle)} if idle else {}
 
     def evaluation(self, state: S) -> Evaluation:
         return Evaluation([], {width: state.model.at(width) for width in state.model.widths})
