@@ -17,8 +17,6 @@ class UnionOfData(Objective[Settings]):
 
 @dataclass
 class CentralizedState(ModelState):
-    """The global model, and the share of all data that this round draws."""
-
     share: float = 1.0
 
 

@@ -20,8 +20,6 @@ class FedBuffParams(Settings):
 
 @dataclass
 class FedBuffState(AsyncState):
-    """w and its version, the sum of the buffered updates, and their number."""
-
     total: Arrays = field(default_factory=dict)
     count: int = 0
 

@@ -55,8 +55,6 @@ class ClientMomentum(Objective[Any]):
 
 @dataclass
 class FedCMState(ModelState):
-    """The global model, and its last step, divided by the clients' mean number of steps."""
-
     momentum: Arrays = field(default_factory=dict)
 
 

@@ -137,8 +137,6 @@ class Fusion(objective.Objective[FedFusionParams]):
 
 @dataclass
 class FedFusionState(ModelState):
-    """G, and the extractor of the round before, empty at first."""
-
     previous: Arrays = field(default_factory=dict)
 
 

@@ -157,8 +157,6 @@ class Regularised(objective.Objective[FedGenParams]):
 
 @dataclass
 class FedGenState(ModelState):
-    """The global model, the generator with running statistics, the labels that it knows, Adam's moments and step."""
-
     generator: Arrays = field(default_factory=dict)
     known: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     moments: Arrays = field(default_factory=dict)

@@ -62,8 +62,6 @@ class Trajectory(Dual):
 
 @dataclass
 class FedGMTState(DualState):
-    """That of FedDyn, and E, the moving average of the global model, empty at first."""
-
     average: Arrays = field(default_factory=dict)
 
 

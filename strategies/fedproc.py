@@ -56,8 +56,6 @@ class Prototypical(Objective[FedProcParams]):
 
 @dataclass
 class FedProcState(ModelState):
-    """The global model, and a prototype for each class, (classes, e)."""
-
     prototypes: NDArray[np.floating[Any]] = field(default_factory=lambda: np.empty(0))
 
 

@@ -43,8 +43,6 @@ class Smooth(Dual):
 
 @dataclass
 class FedSMOOState(DualState):
-    """That of FedDyn, and m, the perturbation of the whole federation."""
-
     perturbation: Arrays = field(default_factory=dict)
 
 

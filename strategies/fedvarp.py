@@ -15,8 +15,6 @@ class FedVARPParams(Settings):
 
 @dataclass
 class FedVARPState(ModelState):
-    """The global model, N, every client's last update y_u, and the sum of these."""
-
     updates: dict[int, Arrays] = field(default_factory=dict)
     total: Arrays = field(default_factory=dict)
 

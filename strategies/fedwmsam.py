@@ -44,8 +44,6 @@ class MomentumGuided(Controlled):
 
 @dataclass
 class FedWMSAMState(ScaffoldState):
-    """That of SCAFFOLD, the global model's last step over the clients' mean number of steps, and a."""
-
     momentum: Arrays = field(default_factory=dict)
     mixing: float = 0.1
 

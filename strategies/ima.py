@@ -25,8 +25,6 @@ class Milder(Objective[IMAParams]):
 
 @dataclass
 class IMAState(ModelState):
-    """The model that is sent, and the last P averages, the oldest first."""
-
     window: list[Arrays] = field(default_factory=list)
 
 

@@ -51,8 +51,6 @@ class Controlled(Objective[Any]):
 
 @dataclass
 class ScaffoldState(ModelState):
-    """The global model, N, and ``sum_i c_i`` over all clients."""
-
     total: Arrays = field(default_factory=dict)
 
 

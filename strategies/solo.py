@@ -21,8 +21,6 @@ class Alone(Objective[Settings]):
 
 @dataclass
 class SoloState(ModelState):
-    """The initial model, and the models of the last round's participants."""
-
     seen: list[Arrays] = field(default_factory=list)
 
 
