@@ -151,4 +151,4 @@ class FedCT(FedExg[FedCTParams]):
         if not self.params.guides:
             return {}
         overall = average([state.latest[client] for client in sorted(state.latest)])
-        return {GROUP: fuse(overall, state.learners[slot].prototypes, self.params.fusion)}
+        return {GROUP: fuse(overall, state.learners[slot].extras[GROUP], self.params.fusion)}

@@ -6,7 +6,7 @@ is the *home* of the model that comes out. In exchanges 1 to N_e the server send
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -64,20 +64,13 @@ class Crossing(Objective[X]):
 
 
 @dataclass
-class Learner:
-    """One of the round's models: its arrays, its weight in the mean, its last client, the prototypes from there."""
-
-    arrays: Arrays
-    weight: float
-    client: int
-    prototypes: Arrays
-
-
-@dataclass
 class FedExgState(ModelState):
-    """The global model; within a round its models by slot, client -> the prototypes that it sent last, and metrics."""
+    """The global model; within a round the last upload of each model by slot, the last prototypes of each client.
 
-    learners: dict[int, Learner] = field(default_factory=dict)
+    An upload's number of examples is the weight of its model in the mean.
+    """
+
+    learners: dict[int, Upload] = field(default_factory=dict)
     latest: dict[int, Arrays] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -144,17 +137,16 @@ class FedExg(SingleModel[X, FedExgState]):
     def aggregate(self, state: FedExgState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         sent: dict[int, list[Arrays]] = {}
         for upload in uploads:
-            found, weight = dict(upload.extras.get(GROUP, {})), float(upload.num_examples)
-            if round.exchange and self.params.weight == "home":
-                weight = state.learners[upload.slot].weight
-            state.learners[upload.slot] = Learner(upload.arrays, weight, upload.client, found)
-            if found:
-                sent.setdefault(upload.client, []).append(found)
+            weighty = state.learners.get(upload.slot, upload) if self.params.weight == "home" else upload
+            own = Task(upload.client, upload.slot, {})  # what the client got need not stay in memory
+            state.learners[upload.slot] = replace(upload, num_examples=weighty.num_examples, task=own)
+            if GROUP in upload.extras:
+                sent.setdefault(upload.client, []).append(dict(upload.extras[GROUP]))
         # With literal matching several models may train at one host: its prototypes are then the mean of theirs.
         state.latest |= {client: one[0] if len(one) == 1 else average(one) for client, one in sent.items()}
         if round.exchange + 1 == self.exchanges(round.clients_per_round) and state.learners:
             learners = [state.learners[slot] for slot in sorted(state.learners)]
-            state.model = weighted_mean([one.arrays for one in learners], [one.weight for one in learners])
+            state.model = weighted_mean([one.arrays for one in learners], [float(one.num_examples) for one in learners])
             state.learners, state.latest = {}, {}
         metrics, state.metrics = state.metrics, {}
         return metrics

@@ -19,10 +19,6 @@ class FedMutParams(PooledParams):
     acceleration_rounds: int = Field(50, ge=1)
     part: Part = "state"
 
-    def ratio(self, number: int) -> float:
-        """Return r = a_r (1 - min(t/T_b, 1)) of round `number`, counted from 1; t counts from 0."""
-        return self.acceleration * (1 - min((number - 1) / self.acceleration_rounds, 1.0))
-
 
 @dataclass(kw_only=True)
 class FedMutState(PoolState):
@@ -38,7 +34,7 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
     The server takes the uniform mean w of the uploads and its step ``D = w - w_prev`` since the round before (since the
     initial model, at first). For every entry k the K slots get factors c, half of them 1 and half of them r - 1,
     shuffled over the slots: slot j becomes ``w[k] + rho c_(j,k) D[k]``. With an odd K the last slot becomes w. The
-    share ``r = a_r (1 - min(t/T_b, 1))`` leans the pool forward at first. The global model is w.
+    share ``r = a_r (1 - min(t/T_b, 1))``, t from 0, leans the pool forward at first. The global model is w.
 
     State: the pool, K models, and w; clients keep none. Wire: one model down, one up.
 
@@ -55,7 +51,8 @@ class FedMut(Pooled[FedMutParams, FedMutState]):
 
     def recombine(self, state: FedMutState, round: Round, members: list[int]) -> None:
         pool, params, entries = state.pool, self.params, state.pool.layout.entries
-        factors = params.radius * mutations(len(entries), len(pool), params.ratio(round.number), round)
+        ratio = params.acceleration * (1 - min((round.number - 1) / params.acceleration_rounds, 1.0))
+        factors = params.radius * mutations(len(entries), len(pool), ratio, round)
         new, state.counters = pool.mean_row(members)
         step, state.mean = new - state.mean, new
         pool.integers[...], pool.rows[...] = state.counters, new

@@ -4,7 +4,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fedcross.strategies.fedexg import GROUP, Crossing, FedExg, FedExgParams, FedExgState
+from fedcross.strategies.fedexg import Crossing, FedExg, FedExgParams, FedExgState
 from fedcross.strategies.objective import Batch, Net, Prepared, Tensors
 from fedcross.strategies.parts.losses import each
 from fedcross.strategies.parts.prototypes import contrast, cosines
@@ -58,5 +58,4 @@ class PGCT(FedExg[PGCTParams]):
     Objective = PgctObjective
 
     def guidance(self, state: FedExgState, slot: int) -> dict[str, Arrays]:
-        found = state.learners[slot].prototypes
-        return {GROUP: found} if found else {}
+        return dict(state.learners[slot].extras)

@@ -89,15 +89,10 @@ def decode(arrays: Mapping[str, Array], scales: Mapping[str, Array]) -> Arrays:
             continue
         if array.size and array.min() < -LEVELS:
             raise UploadError("malformed_array", f"{name}: a value outside of -127 to 127")
-        own, left = np.split(left, [blocks(array.size)])
+        own, left = np.split(left, [-(-array.size // BLOCK)])
         with np.errstate(over="ignore", invalid="ignore"):
             decoded[name] = (array.reshape(-1) * np.repeat(own, BLOCK)[: array.size]).reshape(array.shape)
     return decoded
-
-
-def blocks(size: int) -> int:
-    """Return the number of scales of `size` values."""
-    return -(-size // BLOCK)
 
 
 def codable(spec: Spec, base: Mapping[str, Array]) -> list[str]:
@@ -198,7 +193,8 @@ class CompressionFilter(Filter):
             return payload
         model = payload.model
         reply = {name: (model[name][0], self.settings.up) for name in codable(model, self._base(payload))}
-        count = sum(blocks(math.prod(shape)) for shape, _ in reply.values()) if self.settings.up == "int8" else 0
+        sizes = [math.prod(shape) for shape, _ in reply.values()] if self.settings.up == "int8" else []
+        count = sum(-(-size // BLOCK) for size in sizes)
         return replace(payload, reply=reply, reply_scales={SCALES: ((count,), "float32")} if count else {})
 
     def up(self, payload: Payload, upload: Upload) -> Upload:

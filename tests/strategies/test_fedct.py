@@ -200,7 +200,7 @@ def test_a_second_exchange_matches_by_what_the_hosts_found():
     # Forbidden now: 0->12, 1->10, 2->11. Everyone home: w z = 1, -2, -3; or 0->11, 1->12, 2->10: -1, 6, -1.
     # v: .127 + 4.018 + 6.002 against 2.127 + 0 + 2.127.
     assert again == {0: 11, 1: 12, 2: 10}
-    assert method.learners[0].weight == 1
+    assert method.learners[0].num_examples == 1
 
 
 @pytest.mark.slow
@@ -228,7 +228,7 @@ def test_a_shared_hosts_prototypes_are_the_mean_of_its_models():
         method.aggregate(Round(1, 1, (10, 11, 12), 1), uploads)
         assert method.latest[12]["vectors"].tolist() == [[2, 2], [5, 5], [7, 7]]
         assert method.latest[12]["present"].all()
-    assert method.learners[0].prototypes["vectors"][0].tolist() == [1, 1]  # a model's own view stays its own
+    assert method.learners[0].extras["prototypes"]["vectors"][0].tolist() == [1, 1]  # a model's own view stays its own
     method.aggregate(Round(1, 1, (10, 11, 12), 1), [first])
     assert method.latest[12]["vectors"].tolist() == [[1, 1], [5, 5], [0, 0]]
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedcross.strategies.fedexg import GROUP, Learner
+from fedcross.strategies.fedexg import GROUP
+from fedcross.strategies.method import Upload
 from fedcross.strategies.objective import Batch
 from fedcross.strategies.pgct import PGCT
 from tests.support.plain import PlainNet
@@ -48,7 +49,7 @@ def test_at_home_it_is_cross_entropy():
 def test_the_local_view_alone_travels():
     method = PGCT()
     mine, others = held([[1.0] * 3] * 2, [True, False]), held([[0.0] * 3] * 2, [True, True])
-    state = SimpleNamespace(learners={0: Learner({}, 1.0, 0, mine), 1: Learner({}, 1.0, 1, others)})
+    state = SimpleNamespace(learners={i: Upload(i, i, {}, {GROUP: one}, 1, {}) for i, one in enumerate((mine, others))})
     sent = method.guidance(state, 0)[GROUP]
     assert sent["vectors"].tolist() == [[1.0] * 3] * 2
     assert sent["present"].tolist() == [True, False]  # what the client lacks is not filled from elsewhere
