@@ -1,6 +1,5 @@
 """FedCT: models train further at matching clients, guided by fused prototypes of two views, with mixed embeddings."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,7 +12,7 @@ from fedcross.strategies.method import Arrays, Round
 from fedcross.strategies.moon import Contrast, MoonParams, project
 from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit
 from fedcross.strategies.parts.losses import each
-from fedcross.strategies.parts.matching import MATCHINGS, Costs, Stay, consistency
+from fedcross.strategies.parts.matching import MATCHINGS, Costs, Hosts, Stay, consistency
 from fedcross.strategies.parts.prototypes import average, contrast, fuse, neighbours
 
 
@@ -132,14 +131,14 @@ class FedCT(FedExg[FedCTParams]):
     def network(self, model: nn.Module, deployed: bool = False) -> nn.Module:
         return project(model, self.params, "FedCT") if self.params.base == "moon" and not deployed else model
 
-    def match(self, state: FedExgState, round: Round, clients: list[int], stay: Stay) -> Sequence[int]:
+    def match(self, state: FedExgState, round: Round, clients: list[int], stay: Stay) -> Hosts:
         if self.params.broadcast == "random":
             return super().match(state, round, clients, stay)
         values = self.consistencies(state, clients)
         costs = values if self.params.broadcast == "consistency" else -values
         hosts = MATCHINGS[self.params.matching](costs, stay)
         state.metrics = {"route_consistency": float(values[np.arange(len(hosts)), hosts].mean())}
-        return [int(host) for host in hosts]
+        return hosts
 
     def consistencies(self, state: FedExgState, clients: list[int]) -> Costs:
         """Return ``v_ij`` of the models, by slot, and the `clients`, (models, clients), in nats."""

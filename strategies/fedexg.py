@@ -5,7 +5,6 @@ is the *home* of the model that comes out. In exchanges 1 to N_e the server send
 *host*, which trains it further (phases II and III). At the end of the round the server averages the models (phase IV).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -90,12 +89,12 @@ class FedExg(SingleModel[X, FedExgState]):
 
     Objective = Crossing
 
-    def match(self, state: FedExgState, round: Round, clients: list[int], stay: matching.Stay) -> Sequence[int]:
+    def match(self, state: FedExgState, round: Round, clients: list[int], stay: matching.Stay) -> matching.Hosts:
         """Return the index in `clients`, the homes, of each model's next host: a random permutation that moves all.
 
         Models are those of ``state.learners`` by slot; ``stay[i, j]`` says whether j trained model i last.
         """
-        return [int(host) for host in matching.random(stay, stream(round.seed, "route", round.number, round.exchange))]
+        return matching.random(stay, stream(round.seed, "route", round.number, round.exchange))
 
     def route(self, state: FedExgState, round: Round) -> dict[int, int]:
         """Return each model's next host, slot -> client."""

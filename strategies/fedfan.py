@@ -134,9 +134,11 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         mean, state.counters = pool.means()
         step = mean[-1] - state.mean[-1]
         step[trained.stop :] = 0
-        along = max(0.0, cosine(loops.gram(np.stack([state.step, step]), np.arange(2), slice(0, len(step)))))
+        (before, along), (_, now) = loops.gram(np.stack([state.step, step]), np.arange(2), slice(0, len(step)))
+        length = math.sqrt(before * now)
+        coherence = max(0.0, min(1.0, float(along) / length)) if length > 0 else 0.0
         way = math.sqrt(squared_distance(mean[-1, trained], state.origin[trained]))
-        visits, push = way / math.sqrt(state.visit) if state.visit > 0 else 0.0, self.params.push * along
+        visits, push = way / math.sqrt(state.visit) if state.visit > 0 else 0.0, self.params.push * coherence
         own = self.params.own(visits)
         pool.pull(own, mean, shift=step * push)
         state.average += (mean - state.average) * self.params.newest(round.number)
@@ -178,12 +180,6 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
     def evaluation(self, state: FedFanState) -> Evaluation:
         widths = {width: state.at(width) for width in reversed(state.pool.levels)}
         return Evaluation([], widths) if state.pool.corners else Evaluation([*widths.values()])
-
-
-def cosine(products: loops.Matrix) -> float:
-    """Return the cosine of two vectors, in [-1, 1], from their inner products (2, 2); 0 if one has no length."""
-    length = math.sqrt(products[0, 0] * products[1, 1])
-    return max(-1.0, min(1.0, float(products[0, 1]) / length)) if length > 0 else 0.0
 
 
 def squared_distance(one: Array, other: Array) -> float:

@@ -13,7 +13,7 @@ from fedcross.strategies.objective import Batch, Net, Objective, Outcome, Prepar
 from fedcross.strategies.parts.corners import OneModelOfWidths, WidthState
 from fedcross.strategies.parts.losses import cross_entropy
 from fedcross.strategies.parts.widths import Different, Ratio, largest
-from fedcross.strategies.pool.pool import Array, Arrays
+from fedcross.strategies.pool.pool import Array
 from fedcross.tasks.models.width import Width
 
 HEAD = ("classifier.weight", "classifier.bias")
@@ -91,23 +91,20 @@ class HeteroFL(OneModelOfWidths[HeteroFLParams]):
 
     def merge(self, state: WidthState, uploads: list[Upload]) -> None:
         """Take the plain mean; a row of the last layer counts if its client has the class."""
-        state.model.merge(uploads, [1.0] * len(uploads), _classes)
+
+        def counted(name: str, upload: Upload) -> Array | None:
+            return upload.extras["labels"]["held"] > 0 if name in HEAD and "labels" in upload.extras else None
+
+        state.model.merge(uploads, [1.0] * len(uploads), counted)
 
     def evaluation(self, state: WidthState) -> Evaluation:
         """Return every width's model, as a plain one that computes what was trained with the scaler."""
         trained = super().evaluation(state).widths
         if not self.params.scaler:
             return Evaluation([], trained)
-        plain = {width: self._plain(state, model, width) for width, model in trained.items()}
-        return Evaluation([], plain, clients=trained)
-
-    def _plain(self, state: WidthState, model: Arrays, width: Width) -> Arrays:
-        """Return a model of `width`, its scaled layers divided by the share of the widest width."""
-        divisor = width.ratio / state.model.widths[0].ratio
         scaled = {f"{layer}.{part}" for layer in state.model.corners.scaled for part in ("weight", "bias")}
-        return {n: (a / divisor).astype(a.dtype) if divisor < 1 and n in scaled else a for n, a in model.items()}
-
-
-def _classes(name: str, upload: Upload) -> Array | None:
-    """Return which classes the client has, for the last layer."""
-    return upload.extras["labels"]["held"] > 0 if name in HEAD and "labels" in upload.extras else None
+        plain = dict(trained)
+        for width, model in trained.items():
+            if (divisor := width.ratio / state.model.widths[0].ratio) < 1:
+                plain[width] = {n: (a / divisor).astype(a.dtype) if n in scaled else a for n, a in model.items()}
+        return Evaluation([], plain, clients=trained)
