@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -27,7 +26,7 @@ class Smooth(Dual):
     def prepare(self, visit: Visit) -> Prepared:
         """Return FedDyn's vectors, m and mu_u, flat (p,); mu_u is zero at a client's first visit."""
         shared = vector(visit.extras["perturbation"], visit.params)
-        return {**super().prepare(visit), "shared": shared, "own": kept(visit, "own", torch.zeros_like(shared))}
+        return {**super().prepare(visit), "shared": shared, "own": kept(visit, "own")}
 
     def ascent(self, flat: Tensor, gradient: Tensor, prepared: Prepared) -> Tensor | None:
         """Return ``s = rho d/|d|`` with ``d = g - mu_u - m``, and set ``mu_u += s - m``."""
