@@ -248,12 +248,12 @@ def _header(shape: tuple[int, ...], dtype: str) -> bytes:
     return buffer.getvalue()
 
 
-def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
+def decode(record: ArrayRecord, spec: Spec) -> Arrays:
     """Return read-only views into the bytes of `record`, which must match `spec` exactly; nothing in it is trusted.
 
     Names, shapes, dtypes and byte counts are compared before anything is allocated. An array in Fortran order is
-    copied. With `finite`, NaN and infinities are faults. Reasons of an UploadError: ``missing_array``,
-    ``extra_array``, ``wrong_dtype``, ``wrong_shape``, ``malformed_array``, ``non_finite``.
+    copied. Reasons of an UploadError: ``missing_array``, ``extra_array``, ``wrong_dtype``, ``wrong_shape``,
+    ``malformed_array``, ``non_finite``.
     """
     if is_packed(record) and packable(spec):
         arrays = unpack(record[PACKED], spec)
@@ -267,7 +267,7 @@ def decode(record: ArrayRecord, spec: Spec, *, finite: bool = True) -> Arrays:
     for name, values in arrays.items():
         if values.dtype.kind == "b" and (values.view(np.uint8) > 1).any():  # numpy would compute with them as they are
             raise UploadError("malformed_array", f"{name} holds bytes that are no boolean")
-        if finite and values.dtype.kind == "f" and not np.isfinite(values).all():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise UploadError("non_finite", f"{name} holds NaN or infinity")
     return arrays
 

@@ -113,7 +113,6 @@ def test_every_kind_of_fault_has_its_reason():
         model = {**MODEL, "w": np.full((2, 3), bad, np.float32)}
         for record in (encode(model), encode(model, packed=True)):
             assert reason(record) == "non_finite"
-            assert not np.isfinite(decode(record, spec_of(model), finite=False)["w"]).any()
             assert not np.isfinite(views(record)["w"]).any()  # only uploads must be finite
     assert reason(raw(encode(MODEL)["w"].data, stype="pickle")) == "malformed_array"
 
