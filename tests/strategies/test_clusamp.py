@@ -172,6 +172,14 @@ def test_a_client_drawn_twice_is_asked_once():
     assert len(drawn) == len(set(drawn)) <= 2
 
 
+def test_a_client_that_was_not_seen_counts_as_the_mean_of_those_seen():
+    """So all four count alike, and each owns one of four urns."""
+    ready = begun(clients_per_round=4)
+    ready.sizes = {0: 10, 1: 10}
+    for number in range(1, 6):
+        assert sorted(ready.sample(number, [0, 1, 2, 3])) == [0, 1, 2, 3]
+
+
 @pytest.mark.slow
 def test_a_lost_client_keeps_its_row_and_leaves_the_mean(tmp_path):
     method = begun(width=1)
