@@ -63,6 +63,7 @@ def test_page_state_and_metrics_on_the_loopback_interface(tmp_path):
         assert "fedcross_round 3\n" in get(port, "/metrics")
         assert status(port, "/docs") == 404
         assert status(port, "/state", Host="fedcross.example.org") == 401  # a name that leads here from elsewhere
+        assert status(port, "/state", Host="localhost.example.org:80") == 401
         assert (tmp_path / live.ADDRESS).stat().st_mode & 0o777 == 0o600
 
 
