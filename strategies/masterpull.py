@@ -2,13 +2,13 @@
 
 from fedcross.strategies.method import Round
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
-from fedcross.strategies.parts.schedule import Constant, Share
+from fedcross.strategies.parts.schedule import Share
 
 
 class MasterPullParams(PooledParams):
     """``alpha`` (schedule): a, weight of a model's own upload; 0 is FedAvg, uniform, 1 independent training."""
 
-    alpha: Share = Constant(value=10 / 11)
+    alpha: Share = 10 / 11
 
 
 class MasterPull(Pooled[MasterPullParams]):
@@ -27,4 +27,4 @@ class MasterPull(Pooled[MasterPullParams]):
     def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:
         """Pull the uploads towards their mean."""
         mean, _ = state.pool.mean_row(members)
-        state.pool.pull(self.params.alpha.at(round.number), mean[None], members)
+        state.pool.pull(self.params.at("alpha", round.number), mean[None], members)

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import fedcross
 from fedcross.core.settings import Settings
 from fedcross.strategies.method import Method
-from fedcross.strategies.parts.schedule import Constant
+from fedcross.strategies.parts.schedule import Schedule
 from fedcross.strategies.round.settings import RoundSettings
 
 HEAD = """# Written by python -m fedcross.strategies.stubs. Do not edit.
@@ -35,6 +35,8 @@ __version__: str
 client_app: ClientApp
 server_app: ServerApp
 """
+#: A schedule without what checks it.
+PLAIN = get_args(Schedule)[0]
 #: Flower's own names.
 FLOWERS = "fraction_train: float", "min_train_nodes: int", "min_available_nodes: int", "fraction_evaluate: float"
 
@@ -58,9 +60,8 @@ def parameters(method: type[Method[Any, Any]]) -> list[Parameter]:
     found = []
     for name, field in fields.items():
         default: Any = field.get_default(call_default_factory=True)
-        kind, schedule = typed(field.annotation), isinstance(default, Constant)
-        default = default.value if schedule else default
-        kind = kind.replace("float", "str") if schedule and isinstance(default, str) else kind
+        kind = typed(field.annotation)
+        kind = kind.replace("float", "str") if field.annotation == PLAIN and isinstance(default, str) else kind
         found.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind))
     return found
 
@@ -72,7 +73,7 @@ def typed(annotation: Any) -> str:
         return f"Literal[{', '.join(map(_shown, arguments))}]"
     if origin in (Union, types.UnionType):
         kinds = dict.fromkeys(typed(one) for one in arguments)
-        return "float | Mapping[str, Any]" if Constant in arguments else " | ".join(kinds)
+        return "float | Mapping[str, Any]" if annotation == PLAIN else " | ".join(kinds)
     if origin is tuple:
         return f"tuple[{', '.join(map(typed, arguments))}]"
     if hasattr(annotation, "__metadata__"):
