@@ -29,7 +29,7 @@ from fedcross.conf.schema import Train
 from fedcross.core.errors import DataError, ProtocolError
 from fedcross.core.randomness import key, stream
 from fedcross.strategies.filters.compression import ClientHalf, apart, marked
-from fedcross.strategies.objective import Prepared, Tensors, Trained, Visit
+from fedcross.strategies.objective import Outcome, Prepared, Tensors, Trained, Visit
 from fedcross.strategies.parts.widths import asked as asked_width
 from fedcross.strategies.wire.records import EXTRA, SCALES, Arrays, answer, views
 from fedcross.tasks.models.dropout import seed_dropout
@@ -115,7 +115,7 @@ class Request:
     visit : Visit
         The objective's view of the message and of the client's data.
     prepared : Prepared
-        The result of ``objective.prepare(visit)``.
+        The result of ``objective.prepare(visit)``; empty without it.
     scratch : Tensors
         Buffers that training changes and nobody sends, at the start, by name: the states of the dropout layers, and
         what a base outside the model has (``train.only``).
@@ -153,7 +153,7 @@ def receive(cache: RunCache, content: RecordDict) -> Request:
     if objective.keeps or config.compression.up != "float32":
         store = StateStore(state_root(), str(asked["run"]), client)
         kept, residual = apart(store.load(int(asked["state"])))
-    params, buffers = net.begin(objective.start(received, kept))
+    params, buffers = net.begin(objective.start(received, kept) if objective.start else received)
     settings = _asked_training(config.train, asked)
     if objective.pooled:
         inputs, y = cache.pooled_examples(client, number, float(asked["pooled-share"]))
@@ -179,7 +179,7 @@ def receive(cache: RunCache, content: RecordDict) -> Request:
     )
     if net.dropout:
         seed_dropout(net.module, key(config.seed, "dropout", number, client, exchange))
-    prepared = objective.prepare(visit)
+    prepared = objective.prepare(visit) if objective.prepare else {}
     scratch = {name: net.module.get_buffer(name).clone() for name in (*net.dropout, *net.base_buffers)}
     return Request(content, net, wire, visit, prepared, scratch, settings, received, residual, store)
 
@@ -237,7 +237,7 @@ def reply(cache: RunCache, request: Request, trained: Trained) -> RecordDict:
         than the model although ``privacy.enabled``.
     """
     config, objective, visit = cache.config, cache.objective, request.visit
-    outcome = objective.finish(visit, trained, request.prepared)
+    outcome = objective.finish(visit, trained, request.prepared) if objective.finish else Outcome()
     if (outcome.state is not None) != objective.keeps:
         raise ProtocolError(f"{type(objective).__name__}: finish and `keeps` disagree about a state to keep.")
     if config.privacy.enabled and outcome.extras:  # no method that is allowed does, but a server could ask for it

@@ -144,7 +144,7 @@ def _train(cache: RunCache, client: int, epochs: int) -> list[float]:
     once = config.train.model_copy(update={"epochs": 1})
     with one_thread(cache.device):
         try:
-            prepared = cache.objective.prepare(visit)
+            prepared = cache.objective.prepare(visit) if cache.objective.prepare else {}
         except KeyError as error:
             name = config.names["method"]
             raise ConfigError(f"{name}: its clients receive {error} too, but a newcomer has only the model.") from error
