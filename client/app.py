@@ -112,11 +112,11 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _work(task: str, message: Message, context: Context) -> Message:
     """Do `task` in this process; over a network, an error becomes a reply that names its type, file and line."""
-    from fedcross.client.request import do
+    from fedcross.client.request import cache_for, carry_out
 
     _check_addressee(message, context)
     try:
-        content = do(task, _overrides(context), message.content)
+        content = carry_out(cache_for(_overrides(context), message.content), task, message.content)
     except Exception as error:
         app.sound = app.sound and isinstance(error, FedcrossError) and not isinstance(error, DeviceError)
         # Over a network the server believes an error only if it returns the request's nonce, which Flower's does not.
@@ -206,9 +206,8 @@ def together(messages: list[Message], contexts: list[Context], memory: int | Non
         Whether training steps may be compiled (``train.compile``).
     """
     from fedcross.client.cache import run_cache
-    from fedcross.client.request import train_together
+    from fedcross.client.together import train_together
 
     cache = run_cache(_overrides(contexts[0]))
-    with cache.errors():
-        contents = train_together(cache, [message.content for message in messages], memory=memory, graph=graph)
+    contents = train_together(cache, [message.content for message in messages], memory=memory, graph=graph)
     return [Message(content, reply_to=message) for content, message in zip(contents, messages)]
