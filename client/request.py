@@ -32,6 +32,7 @@ from fedcross.strategies.parts.widths import asked as asked_width
 from fedcross.strategies.wire.records import EXTRA, SCALES, Arrays, answer, views
 from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models.dropout import seed_dropout
+from fedcross.tasks.models.weights import load_arrays
 from fedcross.tasks.scoring import accuracy, score
 
 
@@ -81,9 +82,9 @@ def evaluate(cache: RunCache, content: RecordDict) -> RecordDict:
     if size not in cache.scored:
         fitting = cache.config.new_method().network(cache.network(size), deployed=True)
         cache.scored[size] = fitting.to(cache.device).eval()
-    arrays = views(cast(ArrayRecord, content["arrays"]))
+    load_arrays(cache.scored[size], views(cast(ArrayRecord, content["arrays"])))
     batch = evaluation_batch(cache.device, own[0][0].numel())
-    found = score(cache.scored[size], arrays, *own, cache.data.task.classes, batch)
+    found = score(cache.scored[size], *own, cache.data.task.classes, batch)
     metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
     return RecordDict({"metrics": metrics})
 
