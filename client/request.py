@@ -48,13 +48,9 @@ class LocalClient:
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the reply to `message`."""
-        self._cache = self._cache or cache_for(self._overrides, message.content)
-        return Message(carry_out(self._cache, message.metadata.message_type, message.content), reply_to=message)
-
-
-def cache_for(overrides: str, content: RecordDict) -> RunCache:
-    """Return the cache for a message of the run with these overrides."""
-    return run_cache(overrides, str(cast(ConfigRecord, content["config"]).get("run", "")))
+        task, content = message.metadata.message_type, message.content
+        self._cache = self._cache or run_cache(self._overrides, str(content.config_records["config"].get("run", "")))
+        return Message(carry_out(self._cache, task, content), reply_to=message)
 
 
 def carry_out(cache: RunCache, task: str, content: RecordDict) -> RecordDict:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from logging import WARNING
 
-from flwr.app import RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.common.logger import log
 
 from fedcross.client.batched.stack import Work
 from fedcross.client.batched.trainer import train_batched
-from fedcross.client.cache import RunCache
+from fedcross.client.cache import RunCache, run_cache
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.request import carry_out, one_thread, receive, reply
 from fedcross.core.errors import ProtocolError
 from fedcross.strategies.objective import Trained
 
 
-def train_together(
-    cache: RunCache, contents: Sequence[RecordDict], *, memory: int | None = None, graph: bool = True
-) -> list[RecordDict]:
-    """Train as several train messages ask, in one computation, and return the replies' contents in order.
+def together(messages: list[Message], contexts: list[Context], memory: int | None, graph: bool) -> list[Message]:
+    """Return the replies to the train messages of several clients of a run, trained in one computation, in order.
 
-    `graph` allows a compiled step. An objective that cannot be batched is trained one client after another.
+    It takes at most `memory` bytes, by default what the device has; `graph` allows a compiled step. An objective that
+    cannot be batched is trained one client after another.
     """
+    cache = run_cache(str(contexts[0].run_config["overrides"]))
+    contents = _replies(cache, [message.content for message in messages], memory, graph)
+    return [Message(content, reply_to=message) for content, message in zip(contents, messages)]
+
+
+def _replies(cache: RunCache, contents: list[RecordDict], memory: int | None, graph: bool) -> list[RecordDict]:
     if not cache.objective.batchable:
         if not cache.warned:
             cache.warned = True

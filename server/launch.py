@@ -9,9 +9,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from fedcross.client.app import together, warm_for
+from fedcross.client.app import warm_for
 from fedcross.client.device import pick_device
 from fedcross.client.request import LocalClient
+from fedcross.client.together import together
 from fedcross.conf.compose import compose, join
 from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import RunConfig, load

@@ -181,7 +181,7 @@ class Session:
         report = self.driver.run_round(number, self.grid)
         if number in self.config.snapshots.rounds:
             self._request("model", {"round": number, "model": self.driver.global_model()})
-        score, columns = self._evaluate() if self._due(number) else (None, {})
+        score, columns = self.evaluator.evaluate(self.driver.evaluation()) if self._due(number) else (None, {})
         self._last_score = score
         self._refuse_ruined(number, score)
         names = ("train_loss", "clients", "dropped", "rejected", "clipped", "lightened", "spares", "exchanges", *BYTES)
@@ -199,11 +199,6 @@ class Session:
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.driver, self.grid, number)
         return entry
-
-    def _evaluate(self) -> tuple[Score | None, dict[str, Any]]:
-        """Return the score of the run's global model, and further columns of its line of metrics."""
-        found = self.driver.evaluation()
-        return self.evaluator.evaluate(found.models, found.widths)
 
     def _metrics(self) -> dict[str, float]:
         """Return metrics beside the accuracy of the model to deploy; none if the method has no score."""
@@ -258,7 +253,7 @@ class Session:
         config = self.config
         columns: dict[str, Any] = {}
         if self._last_score is None:  # the process before this one died between the last round and its result
-            self._last_score, columns = self._evaluate()
+            self._last_score, columns = self.evaluator.evaluate(self.driver.evaluation())
         optional = {
             **{"data": self.data, "changes": self.changes, "stopped": early, "client_names": self.client_names},
             "privacy": self.requests and privacy.statement(config.privacy, self.requests.counts),

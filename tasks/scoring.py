@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,20 @@ class Score:
     per_class: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The models to evaluate.
+
+    The mean score of `models` on the test set is the round's score; without any the round has none. `widths` has the
+    global model of every width, the widest first, where a method has several: the widest one's score is the round's.
+    `clients` are the same as weights of the networks that clients train, if those compute something else (HeteroFL).
+    """
+
+    models: list[Arrays]
+    widths: dict[Width, Arrays] = field(default_factory=dict)
+    clients: dict[Width, Arrays] | None = None
+
+
 class Evaluator:
     """Scores models on the central test set of `data`, which is prepared once and stays on `device`.
 
@@ -38,22 +52,23 @@ class Evaluator:
     ) -> None:
         self._build, self._data, self.device, self.batch = build, data, device, batch
         self._parts: dict[bool, tuple[Tensor, Tensor]] = {}
-        self._networks: dict[Width, tuple[nn.Module, dict[str, Tensor]]] = {}
+        self._networks: dict[Width, nn.Module] = {}
+        self._tensors: dict[Width, dict[str, Tensor]] = {}  # of each network, under their first names
 
-    def evaluate(self, models: Sequence[Arrays], widths: Mapping[Width, Arrays]) -> tuple[Score | None, dict[str, Any]]:
-        """Return the mean score of `models`, or that of the first of `widths`, and further columns of a round's line.
+    def evaluate(self, found: Evaluation) -> tuple[Score | None, dict[str, Any]]:
+        """Return the score of a round, and further columns of its line of metrics.
 
         ``validation_accuracy`` is that of the task's validation part, if it has one. Where models have several widths,
         ``width_accuracy`` has the accuracy of each.
         """
-        sized = list(widths.items()) or [(FULL, arrays) for arrays in models]
-        counted = slice(1 if widths else None)
+        sized = list(found.widths.items()) or [(FULL, arrays) for arrays in found.models]
+        counted = slice(1 if found.widths else None)
         scores = [self.score(arrays, size) for size, arrays in sized]
         columns: dict[str, Any] = {}
         if sized and self._data.task.validation is not None:
             held = mean_score([self.score(arrays, size, held_out=True) for size, arrays in sized[counted]])
             columns["validation_accuracy"] = held.accuracy if held else None
-        if widths:
+        if found.widths:
             columns["width_accuracy"] = {size.text: score.accuracy for (size, _), score in zip(sized, scores)}
         return mean_score(scores[counted]), columns
 
@@ -67,24 +82,19 @@ class Evaluator:
         return scores(predictions(self.load(arrays, size), inputs, self.batch).float(), labels.cpu())
 
     def network(self, size: Width = FULL) -> nn.Module:
-        """Return the network for models of `size`, in evaluation mode."""
-        return self._entry(size)[0]
+        """Return the network for models of `size`, in evaluation mode; built once."""
+        if size not in self._networks:
+            self._networks[size] = network = self._build(size).to(self.device).eval()
+            again = tied(network)
+            self._tensors[size] = {name: t for name, t in network.state_dict().items() if name not in again}
+        return self._networks[size]
 
     def load(self, arrays: Arrays, size: Width = FULL) -> nn.Module:
         """Return the network of `size` with weights `arrays`; a tied tensor has its first name."""
-        network, tensors = self._entry(size)
-        for name, tensor in tensors.items():
+        network = self.network(size)
+        for name, tensor in self._tensors[size].items():
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))  # a copy: torch cannot read a read-only view
         return network
-
-    def _entry(self, size: Width) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Return the network for models of `size`, and its tensors under their first names; built once."""
-        if size not in self._networks:
-            network = self._build(size).to(self.device).eval()
-            again = tied(network)
-            tensors = {name: tensor for name, tensor in network.state_dict().items() if name not in again}
-            self._networks[size] = network, tensors
-        return self._networks[size]
 
     def _part(self, *, held_out: bool) -> tuple[Tensor, Tensor]:
         """Return inputs, on the device, and labels of the test set or the validation part."""

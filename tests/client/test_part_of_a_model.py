@@ -12,7 +12,8 @@ from flwr.common.serde import message_to_proto
 from safetensors.numpy import load_file
 
 from fedcross.client import cache
-from fedcross.client.app import app, together
+from fedcross.client.app import app
+from fedcross.client.together import together
 from fedcross.conf.compose import join
 from fedcross.core.errors import ConfigError, FederationError
 from fedcross.engines.batched import BatchedGrid
