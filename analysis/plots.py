@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedcross.analysis.runs import AXES, IGNORED, WHERE, curve, identity
-from fedcross.tasks.scoring import WINDOW
+from fedcross.tasks.accuracies import WINDOW
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's palette for colour-blind readers, without its yellow (too faint on white)."""

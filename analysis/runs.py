@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedcross.tasks.scoring import Smoothed, smoothed
+from fedcross.tasks.accuracies import Smoothed, smoothed
 
 WIDTH = "accuracy@"
 """Start of a column with the accuracy of one width of the model; the width follows."""

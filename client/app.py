@@ -112,11 +112,11 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _work(task: str, message: Message, context: Context) -> Message:
     """Do `task` in this process; over a network, an error becomes a reply that names its type, file and line."""
-    from fedcross.client.request import do
+    from fedcross.client.request import LocalClient
 
     _check_addressee(message, context)
     try:
-        content = do(task, _overrides(context), message.content)
+        return LocalClient(_overrides(context))(message, context)
     except Exception as error:
         app.sound = app.sound and isinstance(error, FedcrossError) and not isinstance(error, DeviceError)
         # Over a network the server believes an error only if it returns the request's nonce, which Flower's does not.
@@ -124,8 +124,7 @@ def _work(task: str, message: Message, context: Context) -> Message:
             raise
         text = str(error) if isinstance(error, FedcrossError) else "".join(traceback.format_exception(error))
         log(WARNING, "fedcross: %s: %s", type(error).__name__, text)
-        content = failure(message.content, error)
-    return Message(content, reply_to=message)
+        return Message(failure(message.content, error), reply_to=message)
 
 
 def failure(asked_for: RecordDict, error: BaseException) -> RecordDict:
@@ -191,24 +190,3 @@ def warm_for(overrides: str) -> Callable[[], tuple[bool, Sequence[int]]]:
         return True, [len(part) for part in run_cache(overrides).data.partition.train]
 
     return warm
-
-
-def together(messages: list[Message], contexts: list[Context], memory: int | None, graph: bool) -> list[Message]:
-    """Train all models in `messages` as one computation and return the replies, in order.
-
-    Parameters
-    ----------
-    messages, contexts : list
-        One train message and one context per client.
-    memory : int or None
-        Most bytes that the computation may use; None to decide from the device's memory.
-    graph : bool
-        Whether training steps may be compiled (``train.compile``).
-    """
-    from fedcross.client.cache import run_cache
-    from fedcross.client.request import train_together
-
-    cache = run_cache(_overrides(contexts[0]))
-    with cache.errors():
-        contents = train_together(cache, [message.content for message in messages], memory=memory, graph=graph)
-    return [Message(content, reply_to=message) for content, message in zip(contents, messages)]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,7 +24,6 @@ from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import Compiled, is_compiled, loss_of
 from fedcross.conf.schema import RunConfig, load_for_client
 from fedcross.core.errors import ConfigError
-from fedcross.core.randomness import stream
 from fedcross.strategies.filters.compression import ClientHalf
 from fedcross.strategies.objective import Objective
 from fedcross.tasks.data import FederatedData, forget
@@ -47,10 +45,10 @@ class RunCache:
 
     Attributes
     ----------
-    net : ModuleNet
-        The full network.
     base : str
         Digest of the untrained rest of the model (``train.only``).
+    examples : dict
+        Client -> its training data, of the clients whose data stay in memory (:meth:`read`).
     errors, repeats : callable
         Contexts around a computation: what a broken GPU raises becomes a DeviceError, and what on this GPU does not
         repeat itself is named once.
@@ -65,7 +63,6 @@ class RunCache:
             keep_freed_memory()
         deterministic = self.device.type == "cuda" and config.train.deterministic
         self.repeats = partial(repeats, set()) if deterministic else nullcontext
-        self.one_thread = partial(one_thread, self.device)
         self.data: FederatedData = config.load_data()
         self.scored: dict[Width, nn.Module] = {}
         self.base = ""
@@ -75,7 +72,7 @@ class RunCache:
             self.at(FULL)
         self.compiles = is_compiled(config.train.compile, self.device, config.rounds)
         self._compiled: dict[tuple[ModuleNet, bool], Compiled] = {}
-        self._examples: dict[int, tuple[Inputs, Tensor]] = {}
+        self.examples: dict[int, tuple[Inputs, Tensor]] = {}
         self.warned = False
         if config.attack.name != "none" and self.data.partition.own:
             raise ConfigError(
@@ -85,10 +82,15 @@ class RunCache:
 
     # ---- networks ----------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def full(self) -> tuple[ModuleNet, ClientHalf]:
+        """The full network and its compression."""
+        return self.at(FULL)
+
     @property
     def net(self) -> ModuleNet:
         """The full network."""
-        return self.at(FULL)[0]
+        return self.full[0]
 
     def at(self, size: Width) -> tuple[ModuleNet, ClientHalf]:
         """Return the network of `size` and its compression; built once, with the run's initial weights."""
@@ -130,37 +132,17 @@ class RunCache:
 
     # ---- examples ----------------------------------------------------------------------------------------------------
 
-    def examples(self, client: int, number: int) -> tuple[Inputs, Tensor]:
-        """Return the training data of `client` in round `number`: all its examples, or ``train.examples`` of them."""
-        inputs, y = self._own(client)
-        most = self.config.train.examples
-        if most is None or most >= len(y):
-            return inputs, y
-        drawn = stream(self.config.seed, "examples", number, client).choice(len(y), most, replace=False)
-        chosen = torch.from_numpy(drawn).to(y.device)
-        return self._arranged(inputs, inputs.held[chosen]), y[chosen]
+    def read(self, client: int, net: ModuleNet) -> tuple[Inputs, Tensor]:
+        """Read all training examples of `client`, in the memory layout of `net`, which is the same for every size.
 
-    def pooled_examples(self, client: int, number: int, share: float) -> tuple[Inputs, Tensor]:
-        """Return a `share` of all clients' data together, drawn for round `number` (reference methods only)."""
-        draw = stream(self.config.seed, "pooled", number, client)
-        inputs, y = self.data.union(share, draw, self.device, self.config.train.examples)
-        return self._arranged(inputs, inputs.held), y
-
-    def _own(self, client: int) -> tuple[Inputs, Tensor]:
-        """Return all training examples of `client`; they stay in memory while ``KEPT_BYTES`` allow it."""
-        if client in self._examples:
-            return self._examples[client]
+        They stay in `examples` while ``KEPT_BYTES`` allow it.
+        """
         inputs, y = self.data.inputs(client, self.device)
-        own = self._arranged(inputs, inputs.held), y
-        kept = sum(part.nbytes for pair in (*self._examples.values(), own) for part in pair)
+        own = inputs.like(net.arrange(inputs.held)), y
+        kept = sum(part.nbytes for pair in (*self.examples.values(), own) for part in pair)
         if kept <= kept_bytes(self.device):
-            self._examples[client] = own
+            self.examples[client] = own
         return own
-
-    def _arranged(self, inputs: Inputs, held: Tensor) -> Inputs:
-        """Return `held` as `inputs` in the memory layout of the networks, which is the same for every size."""
-        net, _ = next(iter(self._nets.values())) if self._nets else self.at(FULL)
-        return inputs.like(net.arrange(held))
 
     def close(self) -> None:
         """Give the GPU's unused memory back; another run comes."""
@@ -168,23 +150,6 @@ class RunCache:
             torch.compiler.reset()  # it compiles one function at most eight times
         self._compiled.clear()
         free_unused(self.device)
-
-
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    """Use one thread for CPU training inside the block.
-
-    Several clients train at the same time, and the result must not depend on the machine's number of cores.
-    """
-    before = torch.get_num_threads()
-    if device.type != "cpu" or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def kept_bytes(device: torch.device) -> float:

@@ -6,19 +6,17 @@ The reply applies privacy, attack and compression to the trained model, and stor
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from logging import WARNING
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
-from flwr.common.logger import log
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedcross.client.attack import poison
-from fedcross.client.batched.stack import Work
-from fedcross.client.batched.trainer import train_batched
 from fedcross.client.cache import RunCache, run_cache
 from fedcross.client.device import evaluation_batch
 from fedcross.client.flat_model import ModuleNet
@@ -29,59 +27,45 @@ from fedcross.conf.schema import Train
 from fedcross.core.errors import DataError, ProtocolError
 from fedcross.core.randomness import key, stream
 from fedcross.strategies.filters.compression import ClientHalf, apart, marked
-from fedcross.strategies.objective import Prepared, Tensors, Trained, Visit
+from fedcross.strategies.objective import Outcome, Prepared, Tensors, Trained, Visit
 from fedcross.strategies.parts.widths import asked as asked_width
 from fedcross.strategies.wire.records import EXTRA, SCALES, Arrays, answer, views
+from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models.dropout import seed_dropout
-from fedcross.tasks.models.width import FULL
+from fedcross.tasks.models.weights import load_arrays
 from fedcross.tasks.scoring import accuracy, score
 
 
-def do(task: str, overrides: str, content: RecordDict) -> RecordDict:
+class LocalClient:
+    """The clients of one run in this process: what Flower's ClientApp is for its own engines.
+
+    The configuration `overrides`, data and model are loaded at the first message and stay until the run ends.
+    """
+
+    def __init__(self, overrides: str) -> None:
+        self._overrides = overrides
+        self._cache: RunCache | None = None
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Return the reply to `message`."""
+        task, content = message.metadata.message_type, message.content
+        self._cache = self._cache or run_cache(self._overrides, str(content.config_records["config"].get("run", "")))
+        return Message(carry_out(self._cache, task, content), reply_to=message)
+
+
+def carry_out(cache: RunCache, task: str, content: RecordDict) -> RecordDict:
     """Return the content of the reply to a message: `task` is ``train`` or ``evaluate``."""
-    cache = run_cache(overrides, str(cast(ConfigRecord, content["config"]).get("run", "")))
-    with cache.errors():
+    with cache.errors(), cache.repeats(), one_thread(cache.device):
         return {"train": train_one, "evaluate": evaluate}[task](cache, content)
 
 
 def train_one(cache: RunCache, content: RecordDict) -> RecordDict:
     """Train as a train message with this content asks, and return the content of the reply."""
-    with cache.one_thread(), cache.repeats():
-        one = receive(cache, content)
-        step = cache.compiled(one.net, stacked=False) if cache.compiles else None
-        augment = cache.data.task.augment
-        trained = train(one.net, cache.objective, one.visit, one.prepared, one.settings, augment, compiled=step)
-        return reply(cache, one, trained)
-
-
-def train_together(
-    cache: RunCache, contents: Sequence[RecordDict], *, memory: int | None = None, graph: bool = True
-) -> list[RecordDict]:
-    """Train as several train messages ask, in one computation, and return the replies' contents in order.
-
-    `graph` allows a compiled step. An objective that cannot be batched is trained one client after another.
-    """
-    if not cache.objective.batchable:
-        if not cache.warned:
-            cache.warned = True
-            kind = type(cache.objective).__name__
-            log(WARNING, "fedcross: %s cannot be batched, so clients are trained one after another.", kind)
-        return [train_one(cache, content) for content in contents]
-    with cache.one_thread(), cache.repeats():
-        requests = [receive(cache, content) for content in contents]
-        if any(one.settings != requests[0].settings for one in requests):
-            raise ProtocolError("Clients of one exchange have different numbers of epochs. Use engine=local.")
-        settings, augment = requests[0].settings, cache.data.task.augment
-        stacks: dict[ModuleNet, list[int]] = {}
-        for i, one in enumerate(requests):  # models of one width make a stack
-            stacks.setdefault(one.net, []).append(i)
-        results: dict[int, Trained] = {}
-        for net, places in stacks.items():
-            works = [Work(requests[i].visit, requests[i].prepared, requests[i].scratch) for i in places]
-            step = cache.compiled(net, stacked=True) if graph and cache.compiles else None
-            trained = train_batched(net, cache.objective, works, settings, augment, memory=memory, compiled=step)
-            results |= zip(places, trained)
-        return [reply(cache, one, results[i]) for i, one in enumerate(requests)]
+    one = receive(cache, content)
+    step = cache.compiled(one.net, stacked=False) if cache.compiles else None
+    augment = cache.data.task.augment
+    trained = train(one.net, cache.objective, one.visit, one.prepared, one.settings, augment, compiled=step)
+    return reply(cache, one, trained)
 
 
 def evaluate(cache: RunCache, content: RecordDict) -> RecordDict:
@@ -94,10 +78,9 @@ def evaluate(cache: RunCache, content: RecordDict) -> RecordDict:
     if size not in cache.scored:
         fitting = cache.config.new_method().network(cache.network(size), deployed=True)
         cache.scored[size] = fitting.to(cache.device).eval()
-    arrays = views(cast(ArrayRecord, content["arrays"]))
-    with cache.one_thread():
-        batch = evaluation_batch(cache.device, own[0][0].numel())
-        found = score(cache.scored[size], arrays, *own, cache.data.task.classes, batch)
+    load_arrays(cache.scored[size], views(cast(ArrayRecord, content["arrays"])))
+    batch = evaluation_batch(cache.device, own[0][0].numel())
+    found = score(cache.scored[size], *own, cache.data.task.classes, batch)
     metrics = MetricRecord({"num-examples": len(own[1]), "accuracy": found.accuracy, "loss": found.loss})
     return RecordDict({"metrics": metrics})
 
@@ -115,7 +98,7 @@ class Request:
     visit : Visit
         The objective's view of the message and of the client's data.
     prepared : Prepared
-        The result of ``objective.prepare(visit)``.
+        The result of ``objective.prepare(visit)``; empty without it.
     scratch : Tensors
         Buffers that training changes and nobody sends, at the start, by name: the states of the dropout layers, and
         what a base outside the model has (``train.only``).
@@ -146,19 +129,17 @@ def receive(cache: RunCache, content: RecordDict) -> Request:
     config, objective = cache.config, cache.objective
     asked: dict[str, Any] = dict(cast(ConfigRecord, content["config"]).items())
     client, number, exchange = int(asked["client"]), int(asked["round"]), int(asked["exchange"])
-    net, wire = cache.at(asked_width(asked) if "width" in asked else FULL)
+    net, wire = cache.at(asked_width(asked)) if "width" in asked else cache.full
     _check_base(cache, str(asked.get("base", "")))
     received, extras = _arrays(wire, content)
     store, kept, residual = None, Arrays(), Arrays()
     if objective.keeps or config.compression.up != "float32":
         store = StateStore(state_root(), str(asked["run"]), client)
         kept, residual = apart(store.load(int(asked["state"])))
-    params, buffers = net.begin(objective.start(received, kept))
+    params, buffers = net.begin(objective.start(received, kept) if objective.start else received)
     settings = _asked_training(config.train, asked)
-    if objective.pooled:
-        inputs, y = cache.pooled_examples(client, number, float(asked["pooled-share"]))
-    else:
-        inputs, y = cache.examples(client, number)
+    share = float(asked["pooled-share"]) if objective.pooled else None
+    inputs, y = examples(cache, net, client, number, share)
     visit = Visit(
         net=net,
         params=params,
@@ -179,9 +160,30 @@ def receive(cache: RunCache, content: RecordDict) -> Request:
     )
     if net.dropout:
         seed_dropout(net.module, key(config.seed, "dropout", number, client, exchange))
-    prepared = objective.prepare(visit)
+    prepared = objective.prepare(visit) if objective.prepare else {}
     scratch = {name: net.module.get_buffer(name).clone() for name in (*net.dropout, *net.base_buffers)}
     return Request(content, net, wire, visit, prepared, scratch, settings, received, residual, store)
+
+
+def examples(
+    cache: RunCache, net: ModuleNet, client: int, number: int, share: float | None = None
+) -> tuple[Inputs, Tensor]:
+    """Return the training data of `client` in round `number`: all its examples, or ``train.examples`` of them.
+
+    With a `share`, for reference methods only, that share of all clients' data together is drawn.
+    """
+    config = cache.config
+    most = config.train.examples
+    if share is not None:
+        draw = stream(config.seed, "pooled", number, client)
+        inputs, y = cache.data.union(share, draw, cache.device, most)
+        return inputs.like(net.arrange(inputs.held)), y
+    inputs, y = cache.examples.get(client) or cache.read(client, net)
+    if most is None or most >= len(y):
+        return inputs, y
+    drawn = stream(config.seed, "examples", number, client).choice(len(y), most, replace=False)
+    chosen = torch.from_numpy(drawn).to(y.device)
+    return inputs.like(net.arrange(inputs.held[chosen])), y[chosen]
 
 
 def _check_base(cache: RunCache, expected: str) -> None:
@@ -237,7 +239,7 @@ def reply(cache: RunCache, request: Request, trained: Trained) -> RecordDict:
         than the model although ``privacy.enabled``.
     """
     config, objective, visit = cache.config, cache.objective, request.visit
-    outcome = objective.finish(visit, trained, request.prepared)
+    outcome = objective.finish(visit, trained, request.prepared) if objective.finish else Outcome()
     if (outcome.state is not None) != objective.keeps:
         raise ProtocolError(f"{type(objective).__name__}: finish and `keeps` disagree about a state to keep.")
     if config.privacy.enabled and outcome.extras:  # no method that is allowed does, but a server could ask for it
@@ -274,3 +276,20 @@ def _local_accuracy(cache: RunCache, request: Request, trained: Trained) -> dict
         return cache.objective.predict(request.net, trained.params, trained.buffers, x, request.prepared)
 
     return {"local-accuracy": accuracy(predict, *own)}
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """Use one thread for CPU training inside the block.
+
+    Several clients train at the same time, and the result must not depend on the machine's number of cores.
+    """
+    before = torch.get_num_threads()
+    if device.type != "cpu" or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -69,9 +69,6 @@ def train(
     # A tensor on a GPU: a number would be another kernel argument in every round.
     lr = net.flat.new_full((), visit.lr) if net.device.type == "cuda" else visit.lr
     called = loss_of(net, objective)
-    adds_term = type(objective).gradient is not Objective.gradient
-    ascends = type(objective).ascent is not Objective.ascent
-    varies = type(objective).rate is not Objective.rate
     planned = settings.epochs * -(-len(visit.y) // settings.batch)
     steps = seen = 0
     for x, y, rows in batches(visit, settings.epochs, settings.batch):
@@ -80,16 +77,16 @@ def train(
         number: int | Tensor = steps
         if compiled is not None and len(y) == settings.batch:
             compute, number = compiled, torch.tensor(steps, device=net.device)  # a number would be compiled in
-        before = [buffer.clone() for buffer in net.module.buffers()] if ascends else []
+        before = [buffer.clone() for buffer in net.module.buffers()] if objective.ascent else []
         net.gradient.zero_()
         loss = compute(inputs, y, rows, number, prepared)
         loss.backward()  # type: ignore[no-untyped-call]
         total += loss.detach() * len(y)
-        if ascends:
-            _ascend(net, objective, Batch(inputs, y, rows=rows, step=steps), prepared, before)
+        if objective.ascent and (way := objective.ascent(net.flat, net.gradient, prepared)) is not None:
+            _ascend(net, objective, Batch(inputs, y, rows=rows, step=steps), prepared, before, way)
         with torch.no_grad():
-            term = objective.gradient(net.flat, prepared) if adds_term else None
-            now = lr * objective.rate(steps, planned) if varies else lr
+            term = objective.gradient(net.flat, prepared) if objective.gradient else None
+            now = lr * objective.rate(steps, planned) if objective.rate else lr
             step(net.flat, net.gradient, moments, now, settings, steps, term)
         steps += 1
         seen += len(y)
@@ -157,14 +154,13 @@ class Compiled:
         return result
 
 
-def _ascend(net: ModuleNet, objective: Objective, batch: Batch, prepared: Prepared, before: list[Tensor]) -> None:
-    """Replace ``net.gradient`` by the gradient at the point that the objective asks for; everything else stays.
+def _ascend(
+    net: ModuleNet, objective: Objective, batch: Batch, prepared: Prepared, before: list[Tensor], way: Tensor
+) -> None:
+    """Replace ``net.gradient`` by the gradient at ``net.flat + way``; everything else stays.
 
     `before` holds the module's buffers as they were before the first pass, among them the states of dropout layers.
     """
-    way = objective.ascent(net.flat, net.gradient, prepared)
-    if way is None:
-        return
     buffers, here = list(net.module.buffers()), net.flat.clone()
     after = [buffer.clone() for buffer in buffers]
     _copy_all(before, buffers)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import device_name
 from fedcross.strategies.filters.defence import JUDGED
+from fedcross.strategies.parts.schedule import values_of
 from fedcross.strategies.round.settings import faults_of_visits
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def remarks(config: RunConfig) -> list[str]:
         found.append(f"defence.enabled=true, {few}. Choose 3 or more.")
     method: Any = config.method
     lowest = getattr(method, "selection", None) == "lowest_similarity" and hasattr(method, "alpha")
-    if defends and lowest and (alpha := min(map(float, method.alpha.values()))) < ALPHA:
+    if defends and lowest and (alpha := min(map(float, values_of(method.alpha)))) < ALPHA:
         found.append(
             f"defence.enabled=true, method.selection=lowest_similarity, method.alpha={alpha:g}: every model mixes with "
             "the one that differs most, so one hostile device can ruin the pool. Choose "

@@ -18,6 +18,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from fedcross.strategies.parts.schedule import Schedule
+
 KEY = re.compile(
     r"^(\s*)([A-Za-z_]\w*):(?:\s+(?P<value>[^#\s\[{\"'][^#]*?|\".*?\"|'.*?'|\[.*?\]|\{.*\}))?\s*(?:#\s?(?P<says>.*))?$"
 )
@@ -149,7 +151,7 @@ def span(kind: Any, metadata: Any = ()) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in inner)
     if origin in (Union, types.UnionType):
-        if any(isinstance(part, type) and part.__name__ == "Constant" for part in inner):
+        if kind == get_args(Schedule)[0]:
             return SCHEDULE
         parts = [span(part, metadata if part is not type(None) and part is not bool else ()) for part in inner]
         listed = [part for part in dict.fromkeys(parts) if part.startswith("`")]

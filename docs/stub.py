@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import fedcross
 from fedcross.core.settings import Settings
 from fedcross.strategies.flower import arguments_of
-from fedcross.strategies.parts.schedule import Constant
+from fedcross.strategies.parts.schedule import Schedule
 
 HEAD = """# Written by python -m docs.stub. Do not edit.
 # fmt: off
@@ -31,6 +31,8 @@ __version__: str
 client_app: ClientApp
 server_app: ServerApp
 """
+#: A schedule without what checks it.
+PLAIN = get_args(Schedule)[0]
 #: Flower's own names.
 FLOWERS = "fraction_train: float", "min_train_nodes: int", "min_available_nodes: int", "fraction_evaluate: float"
 
@@ -59,7 +61,7 @@ def _typed(annotation: Any) -> str:
         return f"Literal[{', '.join(map(_shown, arguments))}]"
     if origin in (Union, types.UnionType):
         kinds = dict.fromkeys(_typed(one) for one in arguments)
-        return "float | Mapping[str, Any]" if Constant in arguments else " | ".join(kinds)
+        return "float | Mapping[str, Any]" if annotation == PLAIN else " | ".join(kinds)
     if origin is tuple:
         return f"tuple[{', '.join(map(_typed, arguments))}]"
     if hasattr(annotation, "__metadata__"):

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Mapping
 from logging import WARNING
 
 from flwr.app import Message, MessageType
-from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from pydantic import Field
 
 from fedcross.core.errors import DeviceError, FederationError
 from fedcross.core.settings import Settings
 from fedcross.engines.grid import LocalGrid, serve
-from fedcross.engines.job import Capabilities, Job, Together
+from fedcross.engines.job import Answer, Capabilities, Job, Together
 
 CAPABILITIES = Capabilities()
 #: The warning for a round that cannot be computed together; once for each reason.
@@ -35,13 +34,13 @@ class Params(Settings):
 class BatchedGrid(LocalGrid):
     """A Flower Grid on top of `together`, which answers many train messages at once, in order.
 
-    Messages of other kinds go to the ClientApp one by one; so do those of a round that cannot be computed together.
+    Messages of other kinds go to the client one by one; so do those of a round that cannot be computed together.
     """
 
     def __init__(
-        self, client_app: ClientApp, clients: int, run_config: Mapping[str, str], together: Together, settings: Params
+        self, client: Answer, clients: int, run_config: Mapping[str, str], together: Together, settings: Params
     ) -> None:
-        super().__init__(client_app, clients, run_config)
+        super().__init__(client, clients, run_config)
         self._together = together
         self._settings = settings
         self._reasons: set[str] = set()
@@ -84,4 +83,4 @@ def run(job: Job) -> None:
     if job.together is None:
         raise FederationError("engine=batched: this app cannot train several clients at once. Use engine=local.")
     config = {"overrides": job.overrides}
-    serve(job, BatchedGrid(job.client_app, job.clients, config, job.together, job.settings))
+    serve(job, BatchedGrid(job.client, job.clients, config, job.together, job.settings))

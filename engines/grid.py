@@ -1,23 +1,22 @@
-"""A Flower Grid for ClientApps on this machine, shared by the local engine, its workers and the batched engine."""
+"""A Flower Grid for clients on this machine, shared by the local engine, its workers and the batched engine."""
 
 from __future__ import annotations
 
 import traceback
 import uuid
 from bdb import BdbQuit
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from logging import WARNING
 from traceback import format_exception
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedcross.core.errors import DeviceError, FedcrossError
 from fedcross.engines import flower_private
-from fedcross.engines.job import Job
+from fedcross.engines.job import Answer, Job
 
 #: Flower's code for an exception in a ClientApp.
 CLIENT_APP_RAISED = 2
@@ -27,7 +26,7 @@ FIRST_NODE = 1_000_000
 
 
 class LocalGrid(Grid):
-    """A Flower Grid that calls a ClientApp in this process, once per message.
+    """A Flower Grid that calls `client`, a ClientApp for example, in this process, once per message.
 
     Node ``FIRST_NODE + i`` of the `clients` nodes holds partition ``i`` and has `run_config` in its context.
     """
@@ -36,9 +35,9 @@ class LocalGrid(Grid):
     #: Strategies read this and ``partitions`` of a grid on this machine (their ``LocalClients``).
     blocking = True
 
-    def __init__(self, client_app: ClientApp, clients: int, run_config: Mapping[str, str]) -> None:
+    def __init__(self, client: Answer, clients: int, run_config: Mapping[str, str]) -> None:
         identify()
-        self._app = client_app
+        self._client = client
         self._clients = clients
         self._run_config = dict(run_config)
         self._states: dict[int, RecordDict] = {}
@@ -67,7 +66,7 @@ class LocalGrid(Grid):
         return list(self.partitions)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue `messages`; the ClientApp answers them when their replies are pulled."""
+        """Queue `messages`; the client answers them when their replies are pulled."""
         ids = []
         for message in messages:
             message_id = uuid.uuid4().hex
@@ -105,7 +104,7 @@ class LocalGrid(Grid):
         """Do nothing: this grid has no processes to end."""
 
     def _carry_out(self, message: Message) -> Message:
-        return answer(self._app, message, self._context(message))
+        return answer(self._client, message, self._context(message))
 
     def _context(self, message: Message) -> Context:
         node = message.metadata.dst_node_id
@@ -122,8 +121,8 @@ class LocalGrid(Grid):
 _printed: set[tuple[type, object]] = set()
 
 
-def answer(app: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
-    """Return the reply of `app` to `message`; an exception becomes an error reply, as in Flower.
+def answer(client: Answer, message: Message, context: Context) -> Message:
+    """Return the reply of `client` to `message`; an exception becomes an error reply, as in Flower.
 
     The first exception of its kind is logged with its traceback.
 
@@ -135,7 +134,7 @@ def answer(app: Callable[[Message, Context], Message], message: Message, context
         If somebody quits a debugger.
     """
     try:
-        return app(message, context)
+        return client(message, context)
     except DeviceError:
         raise
     except BdbQuit:

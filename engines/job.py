@@ -12,12 +12,13 @@ from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
 
+#: ``(message, context) -> reply``: what a ClientApp is too.
+Answer = Callable[[Message, Context], Message]
 #: ``(messages, contexts, memory in bytes or None, compiled) -> replies``: answers many train messages at once.
 Together = Callable[[list[Message], list[Context], int | None, bool], list[Message]]
 
@@ -30,7 +31,7 @@ class Job:
     clients: int  #: size of the federation
     settings: Any  #: the engine's own ``Params``
     server_app: ServerApp
-    client_app: ClientApp
+    client: Answer  #: the run's clients in this process
     app_folder: Path  #: holds the packages, for engines that start processes
     output: Path  #: the run's folder
     #: Loads into this process all that clients need; returns whether forks may use it, and each partition's examples.

@@ -50,9 +50,9 @@ def open_grid(job: Job, workers: int) -> LocalGrid:
     """Return a grid of `workers` processes for `job`."""
     config = {"overrides": job.overrides}
     if workers == 1:
-        return LocalGrid(job.client_app, job.clients, config)
+        return LocalGrid(job.client, job.clients, config)
     from fedcross.engines.workers import WorkersGrid  # imported only for several workers
 
     fork, sizes = job.warm() if job.warm is not None else (True, ())
     devices = [f"cuda:{number}" for number in range(job.gpus)] if job.gpus > 1 else []
-    return WorkersGrid(job.client_app, job.clients, config, workers, sizes=sizes, fork=fork, devices=devices)
+    return WorkersGrid(job.client, job.clients, config, workers, sizes=sizes, fork=fork, devices=devices)

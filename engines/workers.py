@@ -16,19 +16,19 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Context, Error, Message
-from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedcross.core.settings import DEVICE
 from fedcross.engines.grid import LocalGrid, answer, identify
+from fedcross.engines.job import Answer
 
 #: Flower's code for a ClientApp whose process died.
 CLIENT_APP_CRASHED = 8
@@ -38,7 +38,7 @@ _PULL_SECONDS = 0.5
 
 
 class WorkersGrid(LocalGrid):
-    """A Flower Grid that calls a ClientApp in `workers` processes.
+    """A Flower Grid that calls `client` in `workers` processes.
 
     Each free worker gets the next message; clients with the most examples come first, so that no worker finishes a
     round late with one large client. The result does not depend on which worker trains a client.
@@ -49,7 +49,7 @@ class WorkersGrid(LocalGrid):
 
     def __init__(
         self,
-        client_app: ClientApp,
+        client: Answer,
         clients: int,
         run_config: Mapping[str, str],
         workers: int,
@@ -59,7 +59,7 @@ class WorkersGrid(LocalGrid):
         devices: Sequence[str] = (),
         app_path: str = "fedcross.client.app:app",
     ) -> None:
-        super().__init__(client_app, clients, run_config)
+        super().__init__(client, clients, run_config)
         self._done: dict[str, Message] = {}  # replies that nobody has asked for yet
         self._sizes = sizes
         self._fork = fork and sys.platform == "linux"
@@ -148,7 +148,7 @@ class WorkersGrid(LocalGrid):
         here, there = context.Pipe()
         inherited = [worker.pipe for worker in self._pool] + [here] if self._fork else []
         device = "" if self._fork or not self._devices else self._devices[place % len(self._devices)]
-        arguments = (there, inherited, self._app if self._fork else self._app_path, device)
+        arguments = (there, inherited, self._client if self._fork else self._app_path, device)
         process = context.Process(target=_serve, args=arguments, name="fedcross-worker", daemon=True)
         with warnings.catch_warnings():
             # Python 3.12 warns of any fork with threads. The thread here (progress display) holds no lock of a worker.
@@ -182,7 +182,7 @@ class _Worker:
         self.pipe.close()
 
 
-def _serve(pipe: Connection, inherited: list[Connection], app: ClientApp | str, device: str) -> None:
+def _serve(pipe: Connection, inherited: list[Connection], client: Answer | str, device: str) -> None:
     """Answer messages until the pipe closes. Runs in the worker; `device`, unless empty, is where it trains."""
     if device:
         os.environ[DEVICE] = device
@@ -193,14 +193,13 @@ def _serve(pipe: Connection, inherited: list[Connection], app: ClientApp | str, 
         other.close()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     identify()
-    if isinstance(app, str):
-        module, _, attribute = app.partition(":")
-        app = getattr(importlib.import_module(module), attribute)
-    call: Callable[[Message, Context], Message] = app  # type: ignore[assignment]
+    if isinstance(client, str):
+        module, _, attribute = client.partition(":")
+        client = cast("Answer", getattr(importlib.import_module(module), attribute))
     with contextlib.suppress(EOFError, OSError):
         while True:
             message, context = pipe.recv()
-            reply = answer(call, message, context)
+            reply = answer(client, message, context)
             pipe.send((reply, context.state))
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from fedcross.client.app import app as client_app
-from fedcross.client.app import together, warm_for
+from fedcross.client.app import warm_for
 from fedcross.client.device import pick_device
+from fedcross.client.request import LocalClient
+from fedcross.client.together import together
 from fedcross.conf.compose import compose, join
 from fedcross.conf.cross_checks import remarks
 from fedcross.conf.schema import RunConfig, load
@@ -162,7 +163,8 @@ def _run(config: RunConfig, overrides: list[str], folder: Path) -> None:
     data = config.load_data()
     clients = config.clients_per_round if data.partition.own else len(data.partition)
     gpus, root = gpus_for(device_name(config.device)), import_root()
-    job = Job(text, clients, config.engine, server_app, client_app, root, folder, warm_for(text), together, gpus)
+    client, warm = LocalClient(text), warm_for(text)
+    job = Job(text, clients, config.engine, server_app, client, root, folder, warm, together, gpus)
     engine_of(config.module("engine")).run(job)
 
 

@@ -27,7 +27,8 @@ from fedcross.core.files import dumps
 from fedcross.engines.flower_private import installed
 from fedcross.server.observers import Observer
 from fedcross.server.run_folder import Lines
-from fedcross.tasks.scoring import WINDOW, Score, smoothed
+from fedcross.tasks.accuracies import WINDOW, smoothed
+from fedcross.tasks.scoring import Score
 
 #: Reasons for which replies are rejected where the learning rate is too large.
 DIVERGED = {"non_finite", "bad_metrics"}

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
+from torch import nn
 
-from fedcross.client.device import gpu_name, pick_device, set_arithmetic
+from fedcross.client.device import evaluation_batch, gpu_name, pick_device, set_arithmetic
 from fedcross.conf.schema import RunConfig
 from fedcross.core.errors import FederationError
 from fedcross.core.events import EVENTS, structured
@@ -21,7 +22,7 @@ from fedcross.engines.network_grid import network_grid
 from fedcross.server import identity, privacy
 from fedcross.server.audit import Audit, Head
 from fedcross.server.checkpoint import Checkpoints
-from fedcross.server.evaluation import Evaluator, across_clients, write_model
+from fedcross.server.evaluation import across_clients, write_model
 from fedcross.server.interrupts import watched
 from fedcross.server.live import LivePage
 from fedcross.server.live.http import place
@@ -34,7 +35,8 @@ from fedcross.server.run_folder import folder_of, prepare, refuse_used, start_ag
 from fedcross.server.run_setup import driver_of, networked
 from fedcross.strategies.round.packing import DICT, Packed
 from fedcross.tasks.models.weights import tied
-from fedcross.tasks.scoring import Score
+from fedcross.tasks.models.width import FULL, Width
+from fedcross.tasks.scoring import Evaluator, Score
 
 #: Settings of methods for how far the server moves the model, or what it sends.
 STEPS = ("server_lr", "host_lr", "radius")
@@ -76,8 +78,12 @@ class Session:
         # What evaluates
         evaluated = config.new_method().network(network, deployed=True)
         self.tied = tied(evaluated)
-        build = (lambda width: config.network(data.task, width=width)[0]) if self.driver.ledger.widths else None
-        self.evaluator = Evaluator(evaluated, data, self.device, build=build)
+
+        def build(width: Width) -> nn.Module:
+            narrow = self.driver.ledger.widths and width.ratio < 1
+            return config.network(data.task, width=width)[0] if narrow else evaluated
+
+        self.evaluator = Evaluator(build, data, self.device, evaluation_batch(self.device, math.prod(data.task.shape)))
         self._last_score: Score | None = None
 
     def _resumed(self) -> tuple[Packed, Head | None]:
@@ -175,7 +181,7 @@ class Session:
         report = self.driver.run_round(number, self.grid)
         if number in self.config.snapshots.rounds:
             self._request("model", {"round": number, "model": self.driver.global_model()})
-        score, columns = self.evaluator.evaluate(self.driver) if self._due(number) else (None, {})
+        score, columns = self.evaluator.evaluate(self.driver.evaluation()) if self._due(number) else (None, {})
         self._last_score = score
         self._refuse_ruined(number, score)
         names = ("train_loss", "clients", "dropped", "rejected", "clipped", "lightened", "spares", "exchanges", *BYTES)
@@ -193,6 +199,14 @@ class Session:
         if score is not None and self.config.evaluate_clients:
             entry |= across_clients(self.driver, self.grid, number)
         return entry
+
+    def _metrics(self) -> dict[str, float]:
+        """Return metrics beside the accuracy of the model to deploy; none if the method has no score."""
+        found = self.driver.evaluation()
+        if not (found.models or found.widths):
+            return {}
+        size, arrays = next(iter(found.widths.items()), (FULL, self.driver.global_model()))
+        return self.evaluator.metrics(arrays, size)
 
     def _due(self, number: int) -> bool:
         """Return whether round `number` is evaluated."""
@@ -239,7 +253,7 @@ class Session:
         config = self.config
         columns: dict[str, Any] = {}
         if self._last_score is None:  # the process before this one died between the last round and its result
-            self._last_score, columns = self.evaluator.evaluate(self.driver)
+            self._last_score, columns = self.evaluator.evaluate(self.driver.evaluation())
         optional = {
             **{"data": self.data, "changes": self.changes, "stopped": early, "client_names": self.client_names},
             "privacy": self.requests and privacy.statement(config.privacy, self.requests.counts),
@@ -251,7 +265,7 @@ class Session:
             "machine": machine(gpu_name(self.device)),
             "defence": config.defence.model_dump() if config.defence.enabled else None,
             "audit": self.audit and self.audit.head._asdict(),
-            "metrics": self.evaluator.further(self.driver),
+            "metrics": self._metrics(),
             **{name: value for name, value in optional.items() if value},
         }
         result = result_of(self.metrics.lines, facts, rounds, self._last_score, columns)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.method import Round, Start, Task
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
-from fedcross.strategies.parts.schedule import Constant, Schedule, checked, within
+from fedcross.strategies.parts.schedule import Schedule, checked, values_of, within
 from fedcross.strategies.parts.widths import Widths
 from fedcross.strategies.pool import mixing as mixings
 from fedcross.strategies.pool.mixing import BY_SIMILARITY, Matrix, Part
@@ -28,11 +28,11 @@ Similarity: TypeAlias = Literal["cosine", "paper", "chunked", "euclidean", "manh
 
 
 class FedCrossParams(PooledParams, Widths):
-    alpha: Alpha = Constant(value=0.99)
+    alpha: Alpha = 0.99
     selection: Selection = "lowest_similarity"
     similarity: Similarity = "cosine"
     part: Part = "parameters"
-    mode: Mode = Field(Constant(value="cross"), examples=["cross", "propellers"])
+    mode: Mode = Field("cross", examples=["cross", "propellers"])
     propellers: int = Field(2, ge=1)
     propeller_weighting: Literal["alpha", "equal", "each"] = "equal"
     first_stage: int = Field(0, ge=0)
@@ -43,12 +43,12 @@ class FedCrossParams(PooledParams, Widths):
     @model_validator(mode="after")
     def _compatible(self) -> Self:
         for number in range(1, 10_000) if self.propeller_weighting == "each" else ():
-            own = 1 - self.propellers * (1 - self.alpha.at(number))
-            if self.mode.at(number) == "propellers" and own <= 0:
+            own = 1 - self.propellers * (1 - self.at("alpha", number))
+            if self.at("mode", number) == "propellers" and own <= 0:
                 said = f"leaves the own model 1 - {self.propellers} (1 - alpha) = {own:g} in round {number}"
                 raise ValueError(f"propeller_weighting=each {said}. Raise alpha or take fewer propellers")
         compared = self.similarity in ("cosine", "paper", "euclidean") and self.part == "parameters"
-        constant = self.global_model == "mixed" and (self.k is None or len(set(self.k.values())) == 1)
+        constant = self.global_model == "mixed" and (self.k is None or len(set(values_of(self.k))) == 1)
         if self.widths and not (compared and constant):
             raise ValueError(
                 "widths need similarity cosine, paper or euclidean, part parameters, global_model mixed, a constant k"
@@ -57,7 +57,7 @@ class FedCrossParams(PooledParams, Widths):
 
     def remarks(self) -> list[str]:
         found = super().remarks()
-        if set(self.alpha.values()) == {1.0}:
+        if set(values_of(self.alpha)) == {1.0}:
             found.append("method.alpha=1: no model takes anything from another, this is independent training.")
         if self.similarity == "chunked" and self.part != "state":
             found.append("method.similarity=chunked is the public code's measure with method.part=state only.")
@@ -67,12 +67,12 @@ class FedCrossParams(PooledParams, Widths):
         """Return errors where the settings do not fit the number of clients drawn each round."""
         if self.k is None:
             return super().faults(clients_per_round)
-        fewest, wanted = min(self.k.values()), max(clients_per_round, len(self.widths))
+        fewest, wanted = min(values_of(self.k)), max(clients_per_round, len(self.widths))
         return [f"method.k={fewest:g}: clients or widths need {wanted} models. Raise it."] if fewest < wanted else []
 
     def models(self, clients_per_round: int, number: int) -> int:
         """Return the number of models in round `number`."""
-        return clients_per_round if self.k is None else round(self.k.at(number))
+        return clients_per_round if self.k is None else round(self.at("k", number))
 
 
 @dataclass
@@ -135,10 +135,10 @@ class FedCross(Pooled[FedCrossParams, FedCrossState]):
     def _mixing(self, pool: Pool, round: Round, members: list[int]) -> tuple[Matrix, Matrix | None]:
         """Return this round's mixing matrix, and the Gram matrix of the whole pool if the selection computed it."""
         k, m, params, gram, measured = len(pool), len(members), self.params, None, None
-        alpha = params.alpha.at(round.number)
+        alpha = params.at("alpha", round.number)
         if round.number <= params.first_stage:
             return mixings.uniform(k, members), gram
-        if params.mode.at(round.number) == "propellers":
+        if params.at("mode", round.number) == "propellers":
             distances = mixings.offsets(m, params.propellers, round.number)
             own = {"equal": None, "alpha": alpha, "each": 1 - len(distances) * (1 - alpha)}[params.propeller_weighting]
             return mixings.propellers(k, members, distances, own), gram

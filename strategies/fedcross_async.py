@@ -7,12 +7,11 @@ import numpy as np
 from fedcross.strategies.fedcross import Alpha, Selection, Similarity
 from fedcross.strategies.method import Round
 from fedcross.strategies.parts.pooled import AsyncPool, AsyncPoolState, PooledParams
-from fedcross.strategies.parts.schedule import Constant
 from fedcross.strategies.pool.mixing import BY_SIMILARITY, Matrix, Part, cross, select, similarity
 
 
 class FedCrossAsyncParams(PooledParams):
-    alpha: Alpha = Constant(value=0.99)
+    alpha: Alpha = 0.99
     selection: Selection = "lowest_similarity"
     similarity: Similarity = "cosine"
     part: Part = "parameters"
@@ -48,7 +47,7 @@ class FedCrossAsync(AsyncPool[FedCrossAsyncParams]):
             measured, _ = similarity(params.similarity, state.uploads, members, params.part)
         collaborators, alphas = np.arange(m), [1.0] * m
         for version in sorted({versions[slot] for slot in slots}):
-            alpha, found = params.alpha.at(version), select(params.selection, m, version, round.seed, measured)
+            alpha, found = params.at("alpha", version), select(params.selection, m, version, round.seed, measured)
             for i, slot in enumerate(members):
                 if slot in slots and versions[slot] == version and alpha < 1:
                     collaborators[i], behind = found[i], version - versions[members[found[i]]]

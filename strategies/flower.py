@@ -22,7 +22,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedcross.core.errors import ConfigError, FederationError, counted
 from fedcross.core.settings import parse
 from fedcross.strategies.method import Method, Round, Start
-from fedcross.strategies.parts.schedule import Constant
 from fedcross.strategies.round.driver import Driver
 from fedcross.strategies.round.run import open_run
 from fedcross.strategies.round.settings import RoundSettings
@@ -203,14 +202,13 @@ def strategy_class(method: type[Method]) -> type[FlowerStrategy]:
 
 
 def arguments_of(method: type[Method[Any, Any]]) -> list[inspect.Parameter]:
-    """Return the settings of a method as arguments, its own first, and those of the rounds; a constant as its value."""
+    """Return the settings of a method as arguments, its own first, and those of the rounds."""
     own, body = method.Params.model_fields, vars(method.Params).get("__annotations__", {})
     fields = {name: field for name, field in own.items() if name in body}
     fields |= own | {name: field for name, field in RoundSettings.model_fields.items() if name not in own}
     found, kind = [], inspect.Parameter.KEYWORD_ONLY
     for name, field in fields.items():
         default = field.get_default(call_default_factory=True)
-        default = default.value if isinstance(default, Constant) else default
         found.append(inspect.Parameter(name, kind, default=default, annotation=field.annotation))
     return found
 

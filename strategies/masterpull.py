@@ -2,11 +2,11 @@
 
 from fedcross.strategies.method import Round
 from fedcross.strategies.parts.pooled import Pooled, PooledParams, PoolState
-from fedcross.strategies.parts.schedule import Constant, Share
+from fedcross.strategies.parts.schedule import Share
 
 
 class MasterPullParams(PooledParams):
-    alpha: Share = Constant(value=10 / 11)
+    alpha: Share = 10 / 11
 
 
 class MasterPull(Pooled[MasterPullParams]):
@@ -23,4 +23,4 @@ class MasterPull(Pooled[MasterPullParams]):
 
     def recombine(self, state: PoolState, round: Round, members: list[int]) -> None:
         mean, _ = state.pool.mean_row(members)
-        state.pool.pull(self.params.alpha.at(round.number), mean[None], members)
+        state.pool.pull(self.params.at("alpha", round.number), mean[None], members)

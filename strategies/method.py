@@ -22,6 +22,7 @@ from fedcross.strategies.objective import P
 from fedcross.strategies.wire.records import Arrays as Arrays
 from fedcross.strategies.wire.records import Spec, spec_of
 from fedcross.tasks.models.width import FULL, Corners, Width
+from fedcross.tasks.scoring import Evaluation as Evaluation
 
 #: Type of a method's state.
 S = TypeVar("S", default=Any)
@@ -114,20 +115,6 @@ class Upload:
     nbytes: int = 0  # the rest is for the driver: bytes received, scales of coded arrays, origin
     scales: Arrays = field(default_factory=dict)
     trace: Trace | None = None
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The models to evaluate.
-
-    The mean score of `models` on the test set is the round's score; without any the round has none. `widths` has the
-    global model of every width, the widest first, where a method has several: the widest one's score is the round's.
-    `clients` are the same as weights of the networks that clients train, if those compute something else (HeteroFL).
-    """
-
-    models: list[Arrays]
-    widths: dict[Width, Arrays] = field(default_factory=dict)
-    clients: dict[Width, Arrays] | None = None
 
 
 class Method(ABC, Generic[P, S]):

@@ -5,7 +5,7 @@ It uses the model only through :class:`Net`, so it runs in the sequential traine
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol
 
@@ -131,6 +131,32 @@ class Objective(Generic[P]):
     pooled: bool = False
     assumes_sgd: bool = False
 
+    # Functions that an objective defines if it needs them:
+    start: Callable[[Arrays, Arrays], Arrays] | None = None
+    """``(received, state)``: return the model that training starts from, given the server's and ``visit.state``."""
+    prepare: Callable[[Visit], Prepared] | None = None
+    """``(visit)``: compute, once before training, the tensors that the other functions need."""
+    gradient: Callable[[Tensor, Prepared], Tensor | None] | None = None
+    """``(flat, prepared)``: return a term to add to the flat gradient (p,) at parameters `flat` (p,), or None.
+
+    It comes before weight decay and momentum, and is for terms whose gradient is known in closed form (a proximal term,
+    a control variate).
+    """
+    ascent: Callable[[Tensor, Tensor, Prepared], Tensor | None] | None = None
+    """``(flat, gradient, prepared)``: return the way (p,) to the point whose gradient is taken in this step, or None.
+
+    For sharpness-aware methods: `gradient` is that of the loss at `flat`, both (p,). The trainer takes the gradient of
+    the same batch at ``flat + way``, with the same dropout, for the step from `flat`. Batch-normalisation statistics
+    and the reported loss are those of the first pass.
+    """
+    rate: Callable[[int, int | Tensor], float | Tensor] | None = None
+    """``(number, steps)``: return the factor of the learning rate in step `number`, from 0, of the `steps` of a visit.
+
+    In the batched trainer `steps` has one entry per client, (k, 1).
+    """
+    finish: Callable[[Visit, Trained, Prepared], Outcome] | None = None
+    """``(visit, trained, prepared)``: return what the client sends beside the model and, with :attr:`keeps`, stores."""
+
     def __init__(self, params: P) -> None:
         self.params = params
 
@@ -138,49 +164,14 @@ class Objective(Generic[P]):
         """Return the narrower sizes that training needs in a model of `size` (``net.corners``)."""
         return []
 
-    def start(self, received: Arrays, state: Arrays) -> Arrays:
-        """Return the model that training starts from, given the one that the server sent and ``visit.state``."""
-        return received
-
-    def prepare(self, visit: Visit) -> Prepared:
-        """Compute, once before training, the tensors that `loss` and `gradient` need."""
-        return {}
-
     def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
         """Return the scalar loss of one batch."""
         scores = net.logits(params, buffers, batch.x)
         return batch.mean(functional.cross_entropy(scores, batch.y, reduction="none"))
 
-    def gradient(self, flat: Tensor, prepared: Prepared) -> Tensor | None:
-        """Return a term to add to the flat gradient (p,) at parameters `flat` (p,), before weight decay and momentum.
-
-        For terms whose gradient is known in closed form (a proximal term, a control variate). None for no term.
-        """
-        return None
-
-    def ascent(self, flat: Tensor, gradient: Tensor, prepared: Prepared) -> Tensor | None:
-        """Return the way (p,) to the point whose gradient replaces `gradient` in this step, or None to keep `gradient`.
-
-        For sharpness-aware methods: `gradient` is that of the loss at `flat`, both (p,). The trainer takes the gradient
-        of the same batch at ``flat + way``, with the same dropout, for the step from `flat`. Batch-normalisation
-        statistics and the reported loss are those of the first pass.
-        """
-        return None
-
     def predict(self, net: Net, params: Tensors, buffers: Tensors, x: Tensor, prepared: Prepared) -> Tensor:
         """Return the trained model's class scores of `x` in evaluation mode, shape (batch, classes)."""
         return net.logits(params, buffers, x, train=False)
-
-    def finish(self, visit: Visit, trained: Trained, prepared: Prepared) -> Outcome:
-        """Return what the client sends beside the model and, if :attr:`keeps` is set, the state that it stores."""
-        return Outcome()
-
-    def rate(self, number: int, steps: int | Tensor) -> float | Tensor:
-        """Return the factor of the learning rate in step `number`, from 0, of the `steps` of a visit; 1.
-
-        In the batched trainer `steps` has one entry per client, (k, 1).
-        """
-        return 1.0
 
 
 def flatten(params: Tensors) -> Tensor:

@@ -1,23 +1,20 @@
-"""Scores of a model on labelled examples, for server, clients and analyses, and the smoothed accuracy over rounds.
-
-Importing this module does not import torch; the functions that need it import it.
-"""
+"""Scores of models on labelled examples, for server, clients and analyses."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-#: Evaluations in the moving mean of the papers' smoothed accuracy.
-WINDOW = 10
+from fedcross.tasks.data import FederatedData
+from fedcross.tasks.models.weights import Arrays, tied
+from fedcross.tasks.models.width import FULL, Width
 
 
 @dataclass(frozen=True)
@@ -29,25 +26,99 @@ class Score:
     per_class: tuple[float, ...]
 
 
-def score(
-    model: nn.Module,
-    arrays: Mapping[str, npt.NDArray[Any]],
-    inputs: Tensor,
-    labels: Tensor,
-    classes: int,
-    batch: int = 1000,
-) -> Score:
-    """Return the score of a model with weights `arrays` on inputs (n, ...) and labels (n,), `batch` at a time.
+@dataclass(frozen=True)
+class Evaluation:
+    """The models to evaluate.
 
-    `model` is in evaluation mode; its weights are overwritten by `arrays` (every name of the ``state_dict``,
-    of tied weights one).
+    The mean score of `models` on the test set is the round's score; without any the round has none. `widths` has the
+    global model of every width, the widest first, where a method has several: the widest one's score is the round's.
+    `clients` are the same as weights of the networks that clients train, if those compute something else (HeteroFL).
     """
-    from torch.nn import functional
 
-    from fedcross.tasks.models.weights import load_arrays
+    models: list[Arrays]
+    widths: dict[Width, Arrays] = field(default_factory=dict)
+    clients: dict[Width, Arrays] | None = None
 
-    load_arrays(model, arrays)
-    logits, truth = predictions(model, inputs, batch).float(), labels.cpu()
+
+class Evaluator:
+    """Scores models on the central test set of `data`, which is prepared once and stays on `device`.
+
+    Their networks, one for each width, come from `build`, and their weights are overwritten by those of each model.
+    `batch` is the number of examples of a forward pass.
+    """
+
+    def __init__(
+        self, build: Callable[[Width], nn.Module], data: FederatedData, device: torch.device, batch: int = 1000
+    ) -> None:
+        self._build, self._data, self.device, self.batch = build, data, device, batch
+        self._parts: dict[bool, tuple[Tensor, Tensor]] = {}
+        self._networks: dict[Width, nn.Module] = {}
+        self._tensors: dict[Width, dict[str, Tensor]] = {}  # of each network, under their first names
+
+    def evaluate(self, found: Evaluation) -> tuple[Score | None, dict[str, Any]]:
+        """Return the score of a round, and further columns of its line of metrics.
+
+        ``validation_accuracy`` is that of the task's validation part, if it has one. Where models have several widths,
+        ``width_accuracy`` has the accuracy of each.
+        """
+        sized = list(found.widths.items()) or [(FULL, arrays) for arrays in found.models]
+        counted = slice(1 if found.widths else None)
+        scores = [self.score(arrays, size) for size, arrays in sized]
+        columns: dict[str, Any] = {}
+        if sized and self._data.task.validation is not None:
+            held = mean_score([self.score(arrays, size, held_out=True) for size, arrays in sized[counted]])
+            columns["validation_accuracy"] = held.accuracy if held else None
+        if found.widths:
+            columns["width_accuracy"] = {size.text: score.accuracy for (size, _), score in zip(sized, scores)}
+        return mean_score(scores[counted]), columns
+
+    def score(self, arrays: Arrays, size: Width = FULL, *, held_out: bool = False) -> Score:
+        """Return the score of the model of `size` with weights `arrays` on the test set, or the validation part."""
+        return score(self.load(arrays, size), *self._part(held_out=held_out), self._data.task.classes, self.batch)
+
+    def metrics(self, arrays: Arrays, size: Width = FULL) -> dict[str, float]:
+        """Return metrics beside the accuracy on the test set (:func:`scores`)."""
+        inputs, labels = self._part(held_out=False)
+        return scores(predictions(self.load(arrays, size), inputs, self.batch).float(), labels.cpu())
+
+    def network(self, size: Width = FULL) -> nn.Module:
+        """Return the network for models of `size`, in evaluation mode; built once."""
+        if size not in self._networks:
+            self._networks[size] = network = self._build(size).to(self.device).eval()
+            again = tied(network)
+            self._tensors[size] = {name: t for name, t in network.state_dict().items() if name not in again}
+        return self._networks[size]
+
+    def load(self, arrays: Arrays, size: Width = FULL) -> nn.Module:
+        """Return the network of `size` with weights `arrays`; a tied tensor has its first name."""
+        network = self.network(size)
+        for name, tensor in self._tensors[size].items():
+            tensor.copy_(torch.from_numpy(np.array(arrays[name])))  # a copy: torch cannot read a read-only view
+        return network
+
+    def _part(self, *, held_out: bool) -> tuple[Tensor, Tensor]:
+        """Return inputs, on the device, and labels of the test set or the validation part."""
+        if held_out not in self._parts:
+            held = self._data.validation if held_out else None
+            labels = torch.from_numpy(np.array(self._data.task.test.y))  # a copy: the cache is read-only
+            inputs, labels = held or (self._data.central, labels)
+            self._parts[held_out] = inputs.to(self.device), labels
+        return self._parts[held_out]
+
+
+def mean_score(scores: Sequence[Score]) -> Score | None:
+    """Return the uniform mean of `scores` on one test set, entry by entry; None if there are none."""
+    if len(scores) < 2:
+        return scores[0] if scores else None
+    accuracy, loss = (float(np.mean([getattr(score, name) for score in scores])) for name in ("accuracy", "loss"))
+    return Score(accuracy, loss, tuple(np.mean([score.per_class for score in scores], axis=0).tolist()))
+
+
+def score(
+    predict: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor, classes: int, batch: int = 1000
+) -> Score:
+    """Return the score of the class scores in `predict` on inputs (n, ...) and labels (n,), `batch` at a time."""
+    logits, truth = predictions(predict, inputs, batch).float(), labels.cpu()
     right = hits(logits, truth)
     found, counts = (np.bincount(truth.numpy(), weights=weight, minlength=classes) for weight in (right, None))
     per_class = np.divide(found, counts, out=np.full(classes, np.nan), where=counts > 0)
@@ -62,8 +133,6 @@ def accuracy(predict: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor
 
 def predictions(predict: Callable[[Tensor], Tensor], inputs: Tensor, batch: int = 1000) -> Tensor:
     """Return the class scores (n, classes) of inputs (n, ...) on the CPU, computed `batch` at a time."""
-    import torch
-
     with torch.no_grad():
         return torch.cat([predict(inputs[i : i + batch]).cpu() for i in range(0, len(inputs), batch)])
 
@@ -72,15 +141,6 @@ def hits(scores: Tensor, labels: Tensor) -> npt.NDArray[np.bool_]:
     """Return whether the largest of each row of `scores` (n, classes) is that of `labels` (n,); both on the CPU."""
     right: npt.NDArray[np.bool_] = (scores.argmax(1) == labels).numpy()
     return right
-
-
-def spread(accuracies: Sequence[float], name: str) -> dict[str, float]:
-    """Return the worst tenth and the standard deviation of clients' accuracies, as ``NAME_worst_tenth``, ``NAME_std``.
-
-    The worst tenth is the mean over the tenth of the clients with the lowest accuracies, at least one.
-    """
-    worst = sorted(accuracies)[: max(1, len(accuracies) // 10)]
-    return {f"{name}_worst_tenth": float(np.mean(worst)), f"{name}_std": float(np.std(accuracies))}
 
 
 def scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
@@ -109,27 +169,3 @@ def _area(chance: npt.NDArray[np.floating[Any]], positive: npt.NDArray[np.bool_]
     ranks = rankdata(chance)
     hits, n = positive.sum(), len(positive)
     return float((ranks[positive].sum() - hits * (hits + 1) / 2) / (hits * (n - hits)))
-
-
-@dataclass(frozen=True)
-class Smoothed:
-    """Largest moving mean over `window` evaluations and the standard deviation of those evaluations, in [0, 1]."""
-
-    mean: float
-    std: float
-    window: int
-
-
-def smoothed(accuracies: npt.NDArray[np.float64], window: int = WINDOW) -> Smoothed:
-    """Return the papers' smoothed accuracy: the maximum over time of a moving mean, and the spread inside that window.
-
-    `accuracies` (evaluations,) are in the order of the rounds; a curve shorter than `window` is one window. The logger
-    in the public code of FedCross's laboratory does this. The spread is the population standard deviation (divisor
-    `window`); of equal means the earliest counts.
-    """
-    if accuracies.size == 0:
-        return Smoothed(math.nan, math.nan, 0)
-    width = min(window, accuracies.size)
-    windows = np.lib.stride_tricks.sliding_window_view(accuracies, width)
-    best = windows[int(np.argmax(windows.mean(axis=1)))]
-    return Smoothed(float(best.mean()), float(best.std()), width)

@@ -202,15 +202,15 @@ class StackedStepper:
     def __init__(
         self, net: ModuleNet, objective: Objective, settings: Train, one: Work, slopes: Callable[..., Any]
     ) -> None:
-        self._objective, self._settings, self._slopes = objective, settings, slopes
+        self._settings, self._slopes, self._rate = settings, slopes, objective.rate
         self._like, self._device = one.visit.params, net.device
         #: A compiled function would keep a number.
         self._as_tensor = isinstance(slopes, Compiled)
-        # `gradient` returns None for a method without a closed-form term, and vmap cannot return None.
-        flat = flatten(one.visit.params)
-        self._has_term = objective.gradient(flat, one.prepared) is not None
-        self._varies = type(objective).rate is not Objective.rate
-        self._ascends = objective.ascent(flat, torch.zeros_like(flat), one.prepared) is not None
+        # Both may return None, which vmap cannot.
+        flat, ascent, gradient = flatten(one.visit.params), objective.ascent, objective.gradient
+        ascends = ascent is not None and ascent(flat, torch.zeros_like(flat), one.prepared) is not None
+        self._ascent: Callable[..., Any] | None = ascent if ascends else None
+        self._term = gradient if gradient and gradient(flat, one.prepared) is not None else None
 
     def advance(self, state: StackedState, prepared: StackedPrepared, step: Step, trains: Tensor | None = None) -> None:
         """Run one step in place on `state`, which holds exactly the clients of `step`.
@@ -219,15 +219,12 @@ class StackedStepper:
         """
         held = None if trains is None else [tensor.clone() for tensor in state.tensors()]
         losses, fresh, gradient = self._gradient(state.params(self._like), state.buffers, prepared, step)
-        if self._ascends:
-            ascent: Callable[..., Any] = self._objective.ascent
-            way = vmap(ascent, (0, 0, prepared.dims))(state.flat, gradient, prepared.tree)
+        if self._ascent:
+            way = vmap(self._ascent, (0, 0, prepared.dims))(state.flat, gradient, prepared.tree)
             there = replace(state, flat=state.flat + way).params(self._like)
             gradient = self._gradient(there, state.buffers, prepared, step)[2]
-        term = None
-        if self._has_term:
-            term = vmap(self._objective.gradient, (0, prepared.dims))(state.flat, prepared.tree)
-        lr = state.lr * self._objective.rate(step.number, state.steps) if self._varies else state.lr
+        term = vmap(self._term, (0, prepared.dims))(state.flat, prepared.tree) if self._term else None
+        lr = state.lr * self._rate(step.number, state.steps) if self._rate else state.lr
         take_step(state.flat, gradient, state.moments, lr, self._settings, step.number, term)
         state.total.add_(losses * step.mask.sum(1))
         for name, buffer in state.buffers.items():
@@ -296,6 +293,6 @@ def fitting(net: ModuleNet, objective: Objective, work: Work, batch: int, memory
     own = sum(t.nbytes for t in tree_leaves(work.prepared) if isinstance(t, Tensor))
     own += 2 * visit.inputs.nbytes  # where they lie, and in the stack
     each = sum(kept.values()) * rows * SLACK + model * VECTORS + own
-    if type(objective).ascent is not Objective.ascent:
+    if objective.ascent:
         each += model * ASCENT_VECTORS
     return max(1, int(memory_budget(memory, visit.y.device) // max(each, 1)))

@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from fedcross.analysis.subject import KINDS, Options, analyse
-from fedcross.client.cache import RunCache, one_thread
+from fedcross.client.cache import RunCache
+from fedcross.client.request import examples, one_thread
 from fedcross.client.trainer import train
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError, StorageError
@@ -133,7 +134,7 @@ def _train(cache: RunCache, client: int, epochs: int) -> list[float]:
     data = cache.data.client_test(client, cache.device)
     if data is None:
         data = cache.data.central.to(cache.device), torch.from_numpy(task.test.y).to(cache.device)
-    inputs, y = cache.examples(client, config.rounds + 1)
+    inputs, y = examples(cache, net, client, config.rounds + 1)
     params = {name: p.detach().clone() for name, p in net.params.items()}
     buffers = {name: b.clone() for name, b in net.buffers.items()}
     visit = Visit(  # of a client without any history
@@ -144,7 +145,7 @@ def _train(cache: RunCache, client: int, epochs: int) -> list[float]:
     once = config.train.model_copy(update={"epochs": 1})
     with one_thread(cache.device):
         try:
-            prepared = cache.objective.prepare(visit)
+            prepared = cache.objective.prepare(visit) if cache.objective.prepare else {}
         except KeyError as error:
             name = config.names["method"]
             raise ConfigError(f"{name}: its clients receive {error} too, but a newcomer has only the model.") from error

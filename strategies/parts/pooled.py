@@ -33,6 +33,11 @@ class PooledParams(Settings):
     diagnostics_every: int = Field(1, ge=0)
     storage: Storage = Storage()
 
+    def at(self, name: str, number: int) -> Any:
+        """Return the setting `name`, which may be a schedule (:mod:`strategies.parts.schedule`), in round `number`."""
+        value = getattr(self, name)
+        return value if isinstance(value, float | str) else value.at(number)
+
     def due(self, number: int) -> bool:
         """Return whether the pool is measured in round `number`."""
         return self.diagnostics_every > 0 and number % self.diagnostics_every == 0

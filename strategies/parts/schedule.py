@@ -7,9 +7,9 @@
       stages: [{until: 50, value: 0.5}, {value: {schedule: cosine, start: 0.5, end: 0.99, rounds: 50}}]
     mode: {schedule: staged, stages: [{until: 50, value: propellers}, {value: cross}]}
 
-Rounds are counted from 1, as in Flower, and inside a stage from 1 again. All schedules have ``at(round_number)``, the
-value in this round, and ``values()``, between which all others lie. A settings class must write its default as an
-object: ``alpha: Share = Constant(value=0.99)``.
+A plain number or word, for every round, stays as it is. Other schedules have ``at(round_number)``, the value in this
+round, and ``values()``, between which all others lie. Rounds are counted from 1, as in Flower, and inside a stage from
+1 again. A method with a pool reads its settings by :meth:`strategies.parts.pooled.PooledParams.at`.
 """
 
 from __future__ import annotations
@@ -18,28 +18,9 @@ import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from fedcross.core.settings import Settings
-
-
-class Constant(Settings):
-    """The same number or word in every round; it is written to a configuration as that alone."""
-
-    schedule: Literal["constant"] = "constant"
-    value: float | str
-
-    @model_serializer
-    def _alone(self) -> float | str:
-        return self.value
-
-    def at(self, round_number: int) -> Any:
-        """Return the value."""
-        return self.value
-
-    def values(self) -> list[Any]:
-        """Return the value alone."""
-        return [self.value]
 
 
 class Ramp(Settings):
@@ -89,21 +70,37 @@ class Staged(Settings):
     def at(self, round_number: int) -> Any:
         """Return the value in this round."""
         ended = [stage.until or 0 for stage in self.stages[:-1] if (stage.until or 0) < round_number]
-        return self.stages[len(ended)].value.at(round_number - max(ended, default=0))
+        value, number = self.stages[len(ended)].value, round_number - max(ended, default=0)
+        return value if isinstance(value, float | str) else value.at(number)
 
     def values(self) -> list[Any]:
         """Return the values of all stages."""
-        return [value for stage in self.stages for value in stage.value.values()]
+        return [value for stage in self.stages for value in values_of(stage.value)]
 
 
-def _mapping(value: Any) -> Any:
-    """Read a plain number or word as a constant schedule, and ``{stages: ...}`` as a staged one."""
-    if isinstance(value, int | float | str) and not isinstance(value, bool):
-        return {"schedule": "constant", "value": value}
-    return {"schedule": "staged", **value} if isinstance(value, dict) and "stages" in value else value
+def values_of(schedule: Schedule) -> list[Any]:
+    """Return the values between which all others of a schedule lie; a plain value alone."""
+    return [schedule] if isinstance(schedule, float | str) else schedule.values()
 
 
-Schedule: TypeAlias = Annotated[Constant | Ramp | Staged, Field(discriminator="schedule"), BeforeValidator(_mapping)]
+def _plain(value: Any) -> Any:
+    """Read ``{schedule: constant, value: V}`` as V, and ``{stages: ...}`` as a staged schedule."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"schedule", "value"} and value["schedule"] == "constant":
+        return value["value"]
+    return {"schedule": "staged", **value} if "stages" in value else value
+
+
+def _kind(value: Any) -> str:
+    return "plain" if isinstance(value, int | float | str) and not isinstance(value, bool) else "changing"
+
+
+Schedule: TypeAlias = Annotated[
+    Annotated[float | str, Tag("plain")] | Annotated[Ramp | Staged, Field(discriminator="schedule"), Tag("changing")],
+    Discriminator(_kind),
+    BeforeValidator(_plain),
+]
 """A number or a word for every round."""
 
 Stage.model_rebuild()
@@ -113,8 +110,8 @@ def checked(allowed: Callable[[Any], bool], text: str) -> AfterValidator:
     """Return a check that a schedule has only allowed values; `text` says which these are."""
 
     def check(schedule: Schedule) -> Schedule:
-        if wrong := [value for value in schedule.values() if not allowed(value)]:
-            raise ValueError(f"must be {text}" + ("" if isinstance(schedule, Constant) else f", not {wrong[0]}"))
+        if wrong := [value for value in values_of(schedule) if not allowed(value)]:
+            raise ValueError(f"must be {text}" + ("" if isinstance(schedule, float | str) else f", not {wrong[0]}"))
         return schedule
 
     return AfterValidator(check)

@@ -24,7 +24,7 @@ from fedcross.strategies.round.nodes import LocalClients
 from fedcross.strategies.round.packing import Average, Packed, averaged, pack, unpack
 from fedcross.strategies.round.slot import Slot
 from fedcross.strategies.wire.records import Arrays, Payload
-from fedcross.tasks.scoring import spread
+from fedcross.tasks.accuracies import spread
 
 
 @dataclass

@@ -28,7 +28,7 @@ from fedcross.strategies.round.ledger import RoundReport
 from fedcross.strategies.round.open_visits import Lead, OpenVisit, VisitsState
 from fedcross.strategies.round.slot import Slot
 from fedcross.strategies.wire.records import Payload
-from fedcross.tasks.scoring import spread
+from fedcross.tasks.accuracies import spread
 
 #: Metric of an upload in the log of accepted replies: when it arrived, in seconds of the real clock.
 ARRIVED = "clock-seconds"

@@ -50,7 +50,7 @@ def test_an_error_travels_with_its_nonce_and_tells_whether_the_process_is_sound(
     def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(request, "do", fails)
+    monkeypatch.setattr(request, "LocalClient", fails)
     told = dict(answer(app).content["config"])
     assert (told["nonce"], told["error"]) == ("n", type(error).__name__)
     assert app.sound is sound
@@ -61,7 +61,7 @@ def test_in_one_process_with_the_server_errors_stay_errors(app: module.Client, m
         raise DataError("no data")
 
     monkeypatch.setattr("sys.argv", ["fedcross"])
-    monkeypatch.setattr(request, "do", fails)
+    monkeypatch.setattr(request, "LocalClient", fails)
     with pytest.raises(DataError, match="no data"):
         answer(app)
 

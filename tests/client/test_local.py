@@ -11,6 +11,7 @@ from torch import nn
 from fedcross.client import cache
 from fedcross.client.cache import RunCache
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.request import examples
 from fedcross.conf.schema import load
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.objective import Objective
@@ -76,14 +77,14 @@ def test_examples_are_drawn_anew_for_every_round():
     whole, labels = shop.data.client(1, shop.device)
     chosen = {}
     for number in (1, 2, 1):
-        x, y = shop.examples(1, number)
+        x, y = examples(shop, shop.net, 1, number)
         assert len(x) == len(y) == 5
         rows = [next(i for i in range(len(whole)) if torch.equal(whole[i], one)) for one in x]
         assert torch.equal(labels[rows], y)
         assert chosen.setdefault(number, rows) == rows  # the same round draws the same
     assert set(chosen[1]) != set(chosen[2])
-    everything = RunCache(load([*SMALL, "train.examples=100000"])).examples(1, 1)[0]
-    assert torch.equal(everything[:], whole)
+    all_of_them = RunCache(load([*SMALL, "train.examples=100000"]))
+    assert torch.equal(examples(all_of_them, shop.net, 1, 1)[0][:], whole)
 
 
 def test_examples_stay_prepared_while_there_is_room(monkeypatch):
@@ -91,8 +92,8 @@ def test_examples_stay_prepared_while_there_is_room(monkeypatch):
     whole = [shop.data.client(i, shop.device) for i in range(3)]
     room = sum(part.nbytes for pair in whole[:2] for part in pair)
     monkeypatch.setattr(cache, "KEPT_BYTES", room)
-    first = [shop.examples(i, 1) for i in range(3)]
-    again = [shop.examples(i, 2) for i in range(3)]
+    first = [examples(shop, shop.net, i, 1) for i in range(3)]
+    again = [examples(shop, shop.net, i, 2) for i in range(3)]
     assert [a[0] is b[0] for a, b in zip(first, again)] == [True, True, False]
     assert all(torch.equal(x[:], own_x) and torch.equal(y, own_y) for (x, y), (own_x, own_y) in zip(again, whole))
 

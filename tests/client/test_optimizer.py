@@ -7,6 +7,7 @@ import torch
 
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.cache import RunCache
+from fedcross.client.request import examples, one_thread
 from fedcross.client.trainer import Moments, batches, step, train
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
@@ -51,11 +52,11 @@ def test_a_run_equals_a_loop_with_torchs_adamw_to_the_bit(tmp_path):
     reference = {name: array.copy() for name, array in ready.driver.global_model().items()}
     ready.execute()
     cache = RunCache(load([*SMALL, *ADAMW, "rounds=10"]))
-    with cache.one_thread():
+    with one_thread(cache.device):
         for number in range(1, 11):
             models, sizes = [], []
             for client in stream(1, "sample", number).choice(6, size=3, replace=False).tolist():
-                inputs, y = cache.examples(client, number)
+                inputs, y = examples(cache, cache.net, client, number)
                 module = cache.config.network(cache.data.task)[0]
                 module.load_state_dict({name: torch.from_numpy(array) for name, array in reference.items()})
                 other = torch.optim.AdamW(module.parameters(), lr=0.01, weight_decay=0.1)

@@ -12,7 +12,8 @@ from flwr.common.serde import message_to_proto
 from safetensors.numpy import load_file
 
 from fedcross.client import cache
-from fedcross.client.app import app, together
+from fedcross.client.app import app
+from fedcross.client.together import together
 from fedcross.conf.compose import join
 from fedcross.core.errors import ConfigError, FederationError
 from fedcross.engines.batched import BatchedGrid
@@ -94,7 +95,7 @@ def test_a_round_sends_the_adapters_and_hardly_more(tmp_path: Path, method: str)
     ready = Session(config, grid, Observer())
     ready.execute()
     adapters = sum(a.nbytes for a in ready.driver.global_model().values())
-    base = sum(t.nbytes for t in base_tensors(ready.evaluator.model))
+    base = sum(t.nbytes for t in base_tensors(ready.evaluator.network()))
     assert base > 4 * adapters
     sent = [size for size in grid.down if size > 1000]  # the others ask who is there
     got = [size for size in grid.up if size > 1000]

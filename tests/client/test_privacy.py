@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcross.client import request
+from fedcross.client.app import app as client_app
 from fedcross.client.cache import RunCache
 from fedcross.client.privacy import noise_source, protect
 from fedcross.conf.schema import Privacy, load
@@ -114,7 +115,7 @@ def test_seeded_noise_is_the_same_in_worker_processes(tmp_path: Path) -> None:
     inside = run(tmp_path / "inside", *SEEDED)
     beside = session(tmp_path / "beside", *SEEDED)
     grid: Any = beside.grid
-    beside.grid = WorkersGrid(grid._app, 6, grid._run_config, 2)
+    beside.grid = WorkersGrid(client_app, 6, grid._run_config, 2)
     try:
         beside.execute()
     finally:

@@ -17,7 +17,6 @@ from fedcross.conf.schema import Privacy, Train
 from fedcross.core.errors import ProtocolError
 from fedcross.strategies.objective import Outcome
 from fedcross.tasks.models.dropout import Dropout
-from fedcross.tasks.models.width import FULL
 from tests.support.federation import run
 
 CPU = torch.device("cpu")
@@ -56,7 +55,7 @@ def test_dropout_is_drawn_anew_for_every_round_and_client(arrivals: list[Any]) -
     loaded, content = arrivals[0]
     module = copy.deepcopy(loaded.net.module)
     module.add_module("drop", Dropout(0.5))
-    loaded._nets[FULL] = ModuleNet(module, CPU), loaded.at(FULL)[1]
+    loaded.full = ModuleNet(module, CPU), loaded.full[1]
     asked = content.config_records["config"]
     states = []
     for number, client in ((1, 0), (2, 0), (1, 1), (1, 0)):

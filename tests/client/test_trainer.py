@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedcross.client.cache import one_thread
 from fedcross.client.flat_model import ModuleNet
+from fedcross.client.request import one_thread
 from fedcross.client.trainer import Moments, augmentation_stream, batches, later, step, train
 from fedcross.conf.schema import Train
 from fedcross.core.settings import Settings

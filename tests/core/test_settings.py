@@ -68,7 +68,7 @@ def test_typed_keys_are_settings_and_overrides_win() -> None:
     found = load_text(overrides_of(config))
     assert (found.rounds, found.clients_per_round, found.seed, found.names["method"]) == (7, 3, 5, "fedcross")
     assert found.partition.clients == 12  # type: ignore[attr-defined]
-    assert (found.train.epochs, found.train.lr, found.method.alpha.value) == (2, 0.05, 0.9)
+    assert (found.train.epochs, found.train.lr, found.method.alpha) == (2, 0.05, 0.9)
     assert overrides_of({**DECLARED, "rounds": 7, "seed": 2, "overrides": "rounds=9"}) == "seed=2 rounds=9"
 
 

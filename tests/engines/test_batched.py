@@ -13,7 +13,7 @@ from flwr.app import Message
 from torch import Tensor, nn
 
 from fedcross.client.app import app as client_app
-from fedcross.client.app import together
+from fedcross.client.together import together
 from fedcross.conf.compose import CONF, join
 from fedcross.engines.batched import BatchedGrid, Params
 from fedcross.server.observers import Observer

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fedcross.client.cache import RunCache
+from fedcross.client.request import examples
 from fedcross.conf.schema import load
 from fedcross.strategies.centralized import Centralized
 from fedcross.strategies.method import Round
@@ -78,7 +79,7 @@ def test_one_visit_does_the_work_of_all_drawn_clients():
 @pytest.mark.slow
 def test_every_round_draws_anew():
     shop = RunCache(load([*SMALL, "method=centralized"]))
-    draws = [shop.pooled_examples(0, r, 0.5) for r in (1, 1, 2)]
+    draws = [examples(shop, shop.net, 0, r, 0.5) for r in (1, 1, 2)]
     assert [len(y) for _, y in draws] == [100, 100, 100]
     assert torch.equal(draws[0][0][:], draws[1][0][:])
     assert not torch.equal(draws[0][0][:], draws[2][0][:])

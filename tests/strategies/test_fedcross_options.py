@@ -119,7 +119,7 @@ def test_pm_da_switches_after_its_first_stage():
     assert mixed(early, 50, 0, 4, 8, 16)[0] == pytest.approx(0.12)
     assert mixed(equal, 50, 0, 4, 8, 16)[3] == pytest.approx(28 / 3)
     assert mixed(late, 51, 0, 4, 8, 16)[0] == 8
-    assert [params.alpha.at(r) for r in (50, 51, 100)] == [0.99, 0.5, 0.99]
+    assert [params.at("alpha", r) for r in (50, 51, 100)] == [0.99, 0.5, 0.99]
 
 
 def test_first_stage_is_plain_averaging_then_mixing_begins():

@@ -62,7 +62,7 @@ def visited(objective: Objective, module: nn.Module, epochs: int, batch: int) ->
     net = ModuleNet(module, torch.device("cpu"))
     visit = visit_of(net)
     seed_dropout(net.module, 11)
-    prepared = objective.prepare(visit)
+    prepared = objective.prepare(visit) if objective.prepare else {}
     train(net, objective, visit, prepared, Train(lr=1, momentum=0.9, weight_decay=0.01, epochs=epochs, batch=batch))
     return net.read()
 

@@ -87,7 +87,7 @@ def test_without_a_way_training_is_the_plain_one_to_the_bit(objective):
         net = v.small_net(norm=True, dropout=True, dtype=torch.float32)
         visit = v.visit(net, 0, 9)
         v.enter(net, visit)
-        done = train(net, one, visit, one.prepare(visit), v.settings())
+        done = train(net, one, visit, v.prepared(one, visit), v.settings())
         ends.append([done.flat.clone(), done.momentum.clone(), *(b.clone() for b in done.buffers.values()), done.loss])
     assert all((torch.as_tensor(a) == torch.as_tensor(b)).all() for a, b in zip(*ends, strict=True))
 
@@ -98,7 +98,7 @@ def test_the_statistics_are_those_of_the_first_pass():
         net = v.small_net(norm=True)
         visit = v.visit(net, 0, 9)
         v.enter(net, visit)
-        done = train(net, one, visit, one.prepare(visit), v.settings(epochs=1, batch=9))
+        done = train(net, one, visit, v.prepared(one, visit), v.settings(epochs=1, batch=9))
         found.append({name: buffer.clone() for name, buffer in done.buffers.items()})
     assert found[0].keys()
     assert all(torch.equal(buffer, found[1][name]) for name, buffer in found[0].items())

@@ -14,7 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedcross.client import cache
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.request import evaluate
+from fedcross.client.request import carry_out
 from fedcross.client.trainer import train
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
@@ -233,6 +233,6 @@ def test_a_device_scores_its_model_as_it_was_trained(tmp_path):
         assert told[str(client)] == pytest.approx(float((scores.argmax(1) == y).float().mean()))
         content = {"arrays": encode(ready.driver.evaluation().clients[Width(0.5)])}
         content["config"] = ConfigRecord({"client": client, "width": 0.5})
-        found = evaluate(shop, RecordDict(content))["metrics"]["loss"]
+        found = carry_out(shop, "evaluate", RecordDict(content))["metrics"]["loss"]
         losses.append((found, float(torch.nn.functional.cross_entropy(scores, y))))
     np.testing.assert_allclose(*zip(*losses), rtol=1e-4)  # the argmax alone would let another scale pass

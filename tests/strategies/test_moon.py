@@ -56,7 +56,7 @@ def test_two_rounds_of_two_steps_by_hand():
 def test_the_head(tmp_path):
     """Digits MLP: features 64*64+64; head 64*512+512 + 512*256+256; classifier 256*10+10."""
     ready = session(tmp_path, "method=moon")
-    model = ready.evaluator.model
+    model = ready.evaluator.network()
     assert weights(model) == 4160 + 33280 + 131328 + 2570
     assert model.embedding == 256
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)

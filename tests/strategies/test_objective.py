@@ -39,14 +39,12 @@ def test_tensors_lie_where_their_model_lies():
     assert as_tensors({"w": np.zeros(2)}, like=torch.zeros(1, device="meta"))["w"].device.type == "meta"
 
 
-def test_the_base_prepares_nothing_and_predicts_in_evaluation_behaviour():
+def test_the_base_is_cross_entropy_and_predicts_in_evaluation_behaviour():
     """logits = 2 x + 1."""
     objective, net = Objective(Settings()), PlainNet()
     params = {"scale": torch.tensor(2.0), "bias": torch.tensor(1.0)}
-    assert objective.prepare(None) == {}
     assert objective.predict(net, params, {}, torch.tensor([[3.0]]), {}).tolist() == [[7]]
     assert net.trained == [False]
-    assert objective.gradient(torch.zeros(1), {}) is None
     loss = objective.loss(net, params, {}, Batch(torch.tensor([[0.0, 0.0]]), torch.tensor([1])), {})
     assert loss.item() == pytest.approx(np.log(2))
     assert net.trained == [False, True]

@@ -61,11 +61,11 @@ def test_each_must_leave_the_own_model_something():
 
 @pytest.mark.slow
 def test_propellers_stop_after_a_hundred_rounds_and_dynamic_alpha_is_at_its_end():
-    mode = load(("method=fedcross_propellers",)).method.mode
-    assert [mode.at(r) for r in (1, 100, 101, 2000)] == ["propellers", "propellers", "cross", "cross"]
-    alpha = load(("method=fedcross_dynamic_alpha",)).method.alpha
-    assert [alpha.at(r) for r in (1, 100, 101)] == [0.5, 0.99, 0.99]
-    assert alpha.at(99) < 0.99
+    method = load(("method=fedcross_propellers",)).method
+    assert [method.at("mode", r) for r in (1, 100, 101, 2000)] == ["propellers", "propellers", "cross", "cross"]
+    method = load(("method=fedcross_dynamic_alpha",)).method
+    assert [method.at("alpha", r) for r in (1, 100, 101)] == [0.5, 0.99, 0.99]
+    assert method.at("alpha", 99) < 0.99
 
 
 # ---- how often each model is chosen -------------------------------------------------------------------------------

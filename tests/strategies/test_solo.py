@@ -6,8 +6,8 @@ import pytest
 from fedcross.client.cache import RunCache
 from fedcross.conf.schema import load
 from fedcross.core.errors import ConfigError
-from fedcross.server.evaluation import Evaluator, Score, mean_score
 from fedcross.strategies.solo import Solo
+from fedcross.tasks.scoring import Evaluator, Score, mean_score
 from tests.support.bench import forgetful, play, states, two_layers
 from tests.support.federation import SMALL, run, same, session
 
@@ -47,7 +47,7 @@ def test_the_score_is_the_participants_mean(tmp_path):
     done = run(tmp_path, "method=solo", "rounds=2")
     config = load([*SMALL, "method=solo"])
     shop = RunCache(config)
-    evaluator = Evaluator(shop.net.module, shop.data, shop.device)
+    evaluator = Evaluator(lambda _: shop.net.module, shop.data, shop.device)
     alone = [
         evaluator.score(states(done, client, 2))
         for client, visit in done.driver.ledger.clients.accepted.items()

@@ -19,7 +19,7 @@ from fedcross.client.trainer import train
 from fedcross.conf.schema import Train
 from fedcross.core.errors import StorageError
 from fedcross.strategies.method import Round, Upload
-from fedcross.strategies.objective import Batch, Objective, Visit
+from fedcross.strategies.objective import Batch, Objective, Outcome, Visit
 from fedcross.strategies.registry import method_class
 from fedcross.strategies.wire.records import Arrays, spec_of
 from fedcross.tasks.inputs import Inputs
@@ -56,6 +56,13 @@ def open_visit(net: ModuleNet, x: Any, y: Any, **values: Any) -> Visit:
     return Visit(net=net, params=params, buffers=buffers, inputs=Inputs(inputs), y=labels, **settled)
 
 
+def trained(net: ModuleNet, objective: Objective, visit: Visit, settings: Train = TWO_STEPS) -> Outcome:
+    """Train the model in `net` as a client does; return what it sends and keeps beside the model."""
+    prepared = objective.prepare(visit) if objective.prepare else {}
+    found = train(net, objective, visit, prepared, settings)
+    return objective.finish(visit, found, prepared) if objective.finish else Outcome()
+
+
 def play(
     name: str, module: Split, data: Data, rounds: int = 1, local: Train = TWO_STEPS, **own: Any
 ) -> tuple[Game, dict[int, Arrays], list[Arrays]]:
@@ -73,14 +80,12 @@ def play(
         current = Round(number, 0, method.sample(number, range(len(data))), 0)
         uploads = []
         for payload in method.dispatch(current):
-            net.load(objective.start(payload.arrays, kept.get(payload.client, {})))
             x, y = data[payload.client]
             state, extras = kept.get(payload.client, {}), dict(payload.extras)
+            net.load(objective.start(payload.arrays, state) if objective.start else payload.arrays)
             asked = {"config": dict(payload.config), "round": number, "rounds": rounds, "lr": local.lr}
             visit = open_visit(net, x, y, state=state, extras=extras, **asked)
-            prepared = objective.prepare(visit)
-            trained = train(net, objective, visit, prepared, local)
-            outcome = objective.finish(visit, trained, prepared)
+            outcome = trained(net, objective, visit, local)
             sent = {group: {n: np.array(a) for n, a in arrays.items()} for group, arrays in outcome.extras.items()}
             assert {group: spec_of(arrays) for group, arrays in sent.items()} == dict(payload.returns)
             if outcome.state is not None:
@@ -125,7 +130,7 @@ def check_batched(objective: Objective, visits: Sequence[dict[str, Any]], real: 
         net.flat.copy_(torch.randn(net.flat.shape, generator=generator, dtype=torch.float64))
         x = torch.randn(real, 4, generator=generator, dtype=torch.float64)
         visit = open_visit(net, x, torch.randint(3, (real,), generator=generator), **fields)
-        prepared = objective.prepare(visit)
+        prepared = objective.prepare(visit) if objective.prepare else {}
         moved = {n: p + torch.randn(p.shape, generator=generator).double() for n, p in visit.params.items()}
         clients.append((moved, visit.buffers, visit.x, visit.y, prepared))
 
@@ -149,6 +154,8 @@ def check_batched(objective: Objective, visits: Sequence[dict[str, Any]], real: 
 
 def _check_flat(objective: Objective, clients: list[tuple[Any, Any]]) -> None:
     """Assert that the closed-form gradient of two stacked clients is that of each alone."""
+    if not objective.gradient:
+        return
     flats = [torch.cat([p.reshape(-1) for p in params.values()]) for params, _ in clients]
     alone = [objective.gradient(flat, prepared) for flat, (_, prepared) in zip(flats, clients)]
     if alone[0] is None:

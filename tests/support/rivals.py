@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from fedcross.client.flat_model import ModuleNet
-from fedcross.client.trainer import train
 from fedcross.strategies.method import Method, Task, Upload
 from fedcross.strategies.objective import Visit
 from fedcross.tasks.models._split import Split
-from tests.support.bench import TWO_STEPS, open_visit
+from tests.support.bench import TWO_STEPS, open_visit, trained
 from tests.support.game import Game
 
 
@@ -42,7 +41,6 @@ def work(method: Game, net: ModuleNet, payload: Task, x: Any, y: Any, number: in
     """Do a client's two steps with the real trainer and return its upload."""
     objective = method.method.objective()
     visit = visit_of(net, payload, x, y, number)
-    prepared = objective.prepare(visit)
-    outcome = objective.finish(visit, train(net, objective, visit, prepared, TWO_STEPS), prepared)
+    outcome = trained(net, objective, visit)
     model = {name: array.copy() for name, array in net.read().items()}  # the wire copies, `read` gives views
     return Upload(payload.client, payload.slot, model, outcome.extras, len(visit.y), {})

@@ -11,7 +11,7 @@ from fedcross.client.batched.stack import Work
 from fedcross.client.flat_model import ModuleNet
 from fedcross.conf.schema import Train
 from fedcross.core.randomness import key
-from fedcross.strategies.objective import Objective, Visit
+from fedcross.strategies.objective import Objective, Prepared, Visit
 from fedcross.tasks.inputs import Inputs
 from fedcross.tasks.models._split import Split
 from fedcross.tasks.models.dropout import Dropout, dropout_states, seed_dropout
@@ -67,7 +67,12 @@ def settings(**changes: Any) -> Train:
 def work(net: ModuleNet, objective: Objective, one: Visit) -> Work:
     """Prepare `one` as a client does."""
     enter(net, one)
-    return Work(one, objective.prepare(one), dropout_states(net.module, _key(one)))
+    return Work(one, prepared(objective, one), dropout_states(net.module, _key(one)))
+
+
+def prepared(objective: Objective, one: Visit) -> Prepared:
+    """Return what the functions of `objective` need in the visit `one`."""
+    return objective.prepare(one) if objective.prepare else {}
 
 
 def enter(net: ModuleNet, one: Visit) -> None:

@@ -157,7 +157,7 @@ def test_every_fault_is_told_with_its_cure(path, settings, words) -> None:
 @pytest.mark.parametrize("method", ["fedcross method.k=4", "moon"])
 def test_a_run(tmp_path: Path, method: str) -> None:
     ready = run(tmp_path, "model=ownnets.net:Halves", "model.hidden=6", *f"method={method}".split(), "rounds=1")
-    assert ready.evaluator.model.classifier.out_features == 10
+    assert ready.evaluator.network().classifier.out_features == 10
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_training_leaves_the_base_and_both_trainers_agree(patterns) -> None:
     before = {n: b.clone() for n, b in module.named_buffers() if n not in net.buffers}
     objective = Objective(Settings())
     clients = [v.visit(net, i, n) for i, n in enumerate((8, 4))]
-    works = [Work(one, objective.prepare(one), dict(net.base_buffers)) for one in clients]
+    works = [Work(one, {}, dict(net.base_buffers)) for one in clients]
     for one, together in zip(clients, train_batched(net, objective, works, v.settings(batch=4)), strict=True):
         v.enter(net, one)
         alone = train(net, objective, one, {}, v.settings(batch=4))

@@ -48,7 +48,7 @@ def one_by_one(
     results = []
     for one in clients:
         v.enter(net, one)
-        done = train(net, objective, one, objective.prepare(one), v.settings(**changes), augment)
+        done = train(net, objective, one, v.prepared(objective, one), v.settings(**changes), augment)
         results.append(
             Trained(
                 {n: t.detach().clone() for n, t in done.params.items()},

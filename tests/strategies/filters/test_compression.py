@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as npst
 
 from fedcross.client.app import app as client_app
 from fedcross.client.cache import run_cache
-from fedcross.client.request import train_one
+from fedcross.client.request import carry_out
 from fedcross.conf.compose import join
 from fedcross.core.errors import UploadError
 from fedcross.engines.grid import identify
@@ -275,7 +275,7 @@ def test_a_residual_counts_only_when_its_upload_was_accepted(tmp_path: Path) -> 
 
     def sent(state: int, visit: int) -> bytes:
         config["state"], config["visit"] = state, visit
-        answer = train_one(shop, content)
+        answer = carry_out(shop, "train", content)
         return b"".join(a.tobytes() for a in views(answer.array_records["arrays"]).values())
 
     fresh = sent(0, 7)  # an upload that is lost: the server does not name visit 7 the next time

@@ -5,21 +5,22 @@ from typing import Annotated
 import pytest
 from pydantic import ValidationError
 
-from fedcross.core.settings import Settings, parse
-from fedcross.strategies.parts.schedule import Constant, Schedule, Share, checked
+from fedcross.core.settings import parse
+from fedcross.strategies.parts.pooled import PooledParams
+from fedcross.strategies.parts.schedule import Schedule, Share, checked, values_of
 
 Mode = Annotated[Schedule, checked(lambda value: value in ("cross", "propellers"), "cross or propellers")]
 
 
-class Params(Settings):
-    number: Schedule = Constant(value=0)
-    alpha: Share = Constant(value=0.99)
-    mode: Mode = Constant(value="cross")
+class Params(PooledParams):
+    number: Schedule = 0
+    alpha: Share = 0.99
+    mode: Mode = "cross"
 
 
 def number(value, rounds):
-    schedule = Params.model_validate({"number": value}).number
-    return [schedule.at(r) for r in rounds]
+    params = Params.model_validate({"number": value})
+    return [params.at("number", r) for r in rounds]
 
 
 def test_a_plain_value_is_constant():
@@ -55,7 +56,7 @@ def test_what_a_choice_is_written_as():
 
 def test_the_bounds_of_a_share_belong_to_it():
     for value in (0, 1):
-        assert Params.model_validate({"alpha": value}).alpha.at(1) == value
+        assert Params.model_validate({"alpha": value}).alpha == value
 
 
 def test_stages_count_their_own_rounds():
@@ -79,14 +80,14 @@ def test_pm_da_for_alpha_and_mode():
             "mode": {"schedule": "staged", "stages": [{"until": 50, "value": "propellers"}, {"value": "cross"}]},
         }
     )
-    assert [params.mode.at(r) for r in (1, 50, 51, 100)] == ["propellers", "propellers", "cross", "cross"]
-    assert [params.alpha.at(r) for r in (1, 50, 51, 75, 100, 200)] == [0.5, 0.5, 0.5, pytest.approx(0.74), 0.99, 0.99]
-    assert params.mode.values() == ["propellers", "cross"]
+    assert [params.at("mode", r) for r in (1, 50, 51, 100)] == ["propellers", "propellers", "cross", "cross"]
+    shares = [params.at("alpha", r) for r in (1, 50, 51, 75, 100, 200)]
+    assert shares == [0.5, 0.5, 0.5, pytest.approx(0.74), 0.99, 0.99]
+    assert values_of(params.mode) == ["propellers", "cross"]
 
 
 def test_defaults_and_round_trip():
-    assert Params().alpha.at(1) == 0.99
-    assert Params().mode.at(5) == "cross"
+    assert (Params().at("alpha", 1), Params().at("mode", 5)) == (0.99, "cross")
     ramp = {
         "schedule": "staged",
         "stages": [{"until": 3, "value": {"schedule": "cosine", "start": 0, "end": 1, "rounds": 3}}],
