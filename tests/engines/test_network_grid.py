@@ -96,6 +96,18 @@ def test_a_device_that_is_away_may_come_back(clock: list[float], told: bool, bac
     assert codes(grid.pull_messages([name])) == [code]
 
 
+def test_a_device_has_half_a_minute_from_when_it_was_last_connected(clock: list[float]) -> None:
+    remote = Remote()
+    grid = NetworkGrid(remote)
+    _, name = sent(grid)
+    for nodes in (remote.nodes, remote.nodes, []):
+        remote.nodes = nodes
+        clock[0] += network_grid.LOOK_S if not nodes else network_grid.AWAY_S
+        assert grid.pull_messages([name]) == []
+    clock[0] += network_grid.AWAY_S
+    assert codes(grid.pull_messages([name])) == [ErrorCode.NODE_UNAVAILABLE]
+
+
 def test_a_busy_superlink_is_asked_again_and_a_refusal_is_not(clock: list[float]) -> None:
     request = httpx.Request("POST", "https://h")
     remote = Remote()

@@ -215,6 +215,7 @@ def test_a_run_with_batch_normalisation_evaluates_every_width_and_resumes(tmp_pa
     )
     lines = [json.loads(line) for line in (whole.folder / "metrics.jsonl").read_text().splitlines()]
     assert [list(line.get("width_accuracy", ())) for line in lines] == [[], [], ["1", "0.66", "0.4"]]
+    assert lines[-1]["test_accuracy"] == lines[-1]["width_accuracy"]["1"]
 
 
 @pytest.mark.slow

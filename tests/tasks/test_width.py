@@ -124,3 +124,8 @@ def test_a_network_of_ones_own_takes_part_if_it_has_a_width(monkeypatch):
     for name, settings, task in (("own", {"path": "ownwidth:Fixed"}, SMALL), ("torchvision", {}, pictures)):
         with pytest.raises(ConfigError, match="one width"):
             create(name, settings, task, 1, Width(0.5))
+
+
+def test_rounding_errors_add_no_channel():
+    assert 0.07 * 100 > 7
+    assert [kept(100, 0.07), kept(10, 0.66), kept(6, 0.5), kept(3, 0.01)] == [7, 7, 3, 1]
