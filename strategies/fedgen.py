@@ -15,10 +15,10 @@ from fedcross.core.randomness import key, stream
 from fedcross.strategies import objective
 from fedcross.strategies.method import Arrays, Round, Settings, Start, Task, Upload
 from fedcross.strategies.objective import Batch, Net, Outcome, Prepared, Tensors, Trained, Visit, as_arrays, as_tensors
-from fedcross.strategies.parts.loss_random import categorical, normal, uniform
 from fedcross.strategies.parts.losses import cross_entropy, divergence
 from fedcross.strategies.parts.prototypes import credible
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
+from fedcross.tasks.models.counted_random import categorical, normal, uniform
 
 Matrix = NDArray[np.float64]
 HEAD = ("classifier.weight", "classifier.bias")

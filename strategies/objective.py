@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
     `mask` is, in the batched trainer, 1 for real rows and 0 for padding, float (batch,); `rows` are the examples' row
     numbers in ``visit.inputs``, int64 (batch,). `step` is the number of the step within the visit, from 0: the counter
-    of a loss's random draws (:mod:`strategies.parts.loss_random`), an int64 tensor () where steps are compiled.
+    of a loss's random draws (:mod:`tasks.models.counted_random`), an int64 tensor () where steps are compiled.
     """
 
     x: Tensor

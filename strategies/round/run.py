@@ -18,19 +18,11 @@ from fedcross.strategies.round.visits import Visits
 
 
 def open_run(
-    method: Method,
-    start: Start,
-    settings: RoundSettings,
-    *,
-    clock: Clock | None = None,
-    budgets: Mapping[int, float] | None = None,
-    log: ReplyLog | None = None,
-    tell: Tell | None = None,
-    watches: Collection[str] = (),
-    base: str = "",
-    local_due: Callable[[int], bool] = lambda _: True,
+    method: Method, start: Start, settings: RoundSettings, *, clock: Clock | None = None,
+    budgets: Mapping[int, float] | None = None, log: ReplyLog | None = None, tell: Tell | None = None,
+    watches: Collection[str] = (), base: str = "", local_due: Callable[[int], bool] = lambda _: True,
     keep: int | None = None,
-) -> Driver:
+) -> Driver:  # fmt: skip
     """Return the driver of a run, ready for its first round; see :class:`Driver` and :class:`Ledger`.
 
     An asynchronous method takes the real clock without `clock`; `tell` hears of every event, if anybody `watches` one.

@@ -15,10 +15,7 @@ class FederationSettings(Settings):
     """The group ``federation`` of a configuration."""
 
     min_clients: int | None = Field(
-        None,
-        ge=1,
-        description="clients that must be connected before a round; unset: clients_per_round, and on a network half of "
-        "it, at least two",
+        None, ge=1, description="clients needed for a round; unset: clients_per_round, on a network half, at least two"
     )
     wait_s: float = Field(120.0, gt=0, description="seconds to wait for min_clients; on a network there is no end")
     deadline_s: float = Field(3600.0, gt=0, description="seconds until an exchange ends without the missing clients")
@@ -27,16 +24,10 @@ class FederationSettings(Settings):
     reassign: int = Field(0, ge=0, description="how often a slot whose client failed goes to a spare client")
     hedge: int = Field(0, ge=0, description="number of slots, the least recently trained, sent to a spare too")
     lead: float | None = Field(
-        3.0,
-        ge=1,
-        description="a client of an asynchronous run that has made this many times the visits of the others' median "
-        "waits for others; null: no limit",
+        3.0, ge=1, description="an asynchronous client with this many times the median's visits waits; null: no limit"
     )
     resend_s: float | None = Field(
-        None,
-        gt=0,
-        description="seconds without a reply until a request is repeated; unset: on a network a third of deadline_s, "
-        "else never",
+        None, gt=0, description="seconds until a request is sent again; unset: deadline_s / 3 on a network, else never"
     )
     packed: Literal["auto"] | bool = Field(
         "auto", description="send all arrays of a record as one; auto: between fedcross programs over a network"

@@ -10,26 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedcross.core.randomness import key
+from fedcross.tasks.models.counted_random import GOLDEN, logical_shift, mix
 
-# SplitMix64 (Steele, Lea and Flood 2014): its increment, and multipliers of its mixing function, as signed numbers
-# because torch computes modulo 2^64 only on int64.
-GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
-_SECOND = 0x94D049BB133111EB - (1 << 64)
 _NEXT = 0x5851F42D4C957F2D
 _BITS = 53
-
-
-def logical_shift(z: Tensor, bits: int) -> Tensor:
-    """Shift int64 right, filling with zeros (torch's own shift repeats the sign)."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def mix(z: Tensor) -> Tensor:
-    """Return SplitMix64's mixing of int64 `z`, any shape; a bijection of 64-bit numbers."""
-    z = (z ^ logical_shift(z, 30)) * _FIRST
-    z = (z ^ logical_shift(z, 27)) * _SECOND
-    return z ^ logical_shift(z, 31)
 
 
 class Dropout(nn.Module):

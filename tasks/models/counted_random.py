@@ -1,7 +1,7 @@
-"""Random numbers inside a loss: pure functions of a key, a step and a position, also under ``torch.func.vmap``.
+"""Random numbers that are pure functions of a counter: inside a network or a loss, also under ``torch.func.vmap``.
 
-The key is a tensor that an objective makes once per visit, ``torch.tensor(core.randomness.key(...))``; the step is
-``Batch.step``. The mixing function is SplitMix64 (Steele, Lea and Flood 2014), as for the dropout masks.
+A loss draws with a key that its objective makes once per visit, ``torch.tensor(core.randomness.key(...))``, the step,
+``Batch.step``, and a position. The mixing function is SplitMix64 (Steele, Lea and Flood 2014).
 """
 
 import math
@@ -9,9 +9,24 @@ import math
 import torch
 from torch import Tensor
 
-from fedcross.tasks.models.dropout import GOLDEN, logical_shift, mix
-
+# SplitMix64's increment, and multipliers of its mixing function, as signed numbers because torch computes modulo 2^64
+# only on int64.
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
 _BITS = 24  # a float32 holds every multiple of 2^-24 in [0, 1)
+
+
+def logical_shift(z: Tensor, bits: int) -> Tensor:
+    """Shift int64 right, filling with zeros (torch's own shift repeats the sign)."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(z: Tensor) -> Tensor:
+    """Return SplitMix64's mixing of int64 `z`, any shape; a bijection of 64-bit numbers."""
+    z = (z ^ logical_shift(z, 30)) * _FIRST
+    z = (z ^ logical_shift(z, 27)) * _SECOND
+    return z ^ logical_shift(z, 31)
 
 
 def _signed(number: int) -> int:

@@ -3,9 +3,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcross.strategies.parts import loss_random
-from fedcross.strategies.parts.loss_random import categorical, normal, uniform
-from fedcross.tasks.models.dropout import GOLDEN, mix
+from fedcross.tasks.models import counted_random
+from fedcross.tasks.models.counted_random import GOLDEN, categorical, mix, normal, uniform
 
 KEY = torch.tensor(12345)
 
@@ -68,5 +67,5 @@ def test_under_vmap_every_client_draws_what_it_draws_alone():
 
 def test_the_least_number_draws_the_first_index_that_has_a_weight(monkeypatch):
     """0 lies on the bound of an index of weight 0, which is empty."""
-    monkeypatch.setattr(loss_random, "uniform", lambda *arguments: torch.zeros(arguments[3], dtype=arguments[4]))
+    monkeypatch.setattr(counted_random, "uniform", lambda *arguments: torch.zeros(arguments[3], dtype=arguments[4]))
     assert categorical(KEY, 0, 0, 1, torch.tensor([0.0, 0.0, 2.0, 1.0])).tolist() == [2]
