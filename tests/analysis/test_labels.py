@@ -41,6 +41,13 @@ def test_zero_is_a_value(tmp_path):
     assert frame["method"].tolist() == ["moon mu=0", "moon mu=1"]
 
 
+def test_of_two_equal_runs_the_longer_counts(tmp_path):
+    for name, accuracy in (("a", [0.1, 0.2]), ("b", [0.1, 0.2, 0.3])):
+        write_run(tmp_path / name, accuracy, config("fedavg", 1, 3))
+    frame, _ = runs_frame(load_runs([tmp_path], unfinished=True)[0])
+    assert [run.path.name for run in frame["run"]] == ["b"]
+
+
 def test_the_same_seed_twice_is_left_out_but_not_on_another_machine(tmp_path):
     frame, (note,) = frame_of(tmp_path, config("fedavg", 1, 3), config("fedavg", 1, 3))
     assert len(frame) == 1

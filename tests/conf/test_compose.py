@@ -22,6 +22,12 @@ def test_a_task_brings_its_model_and_the_command_line_wins():
     assert compose(("task=cifar10", "model=resnet20"))["model"]["name"] == "resnet20"
 
 
+def test_another_data_folder_counts_at_once(monkeypatch, tmp_path):
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        monkeypatch.setenv("FEDCROSS_DATA", str(folder))
+        assert schema.load(["task=digits"]).data_root == str(folder)
+
+
 @pytest.mark.parametrize(
     ("override", "word"),
     [
