@@ -259,7 +259,7 @@ def alike(works: Sequence[Work], by_row: frozenset[str]) -> list[list[int]]:
 
 
 def _kinds(prepared: Prepared, by_row: frozenset[str]) -> Hashable:
-    """Return structure, constants, shapes and types of prepared values."""
+    """Return structure, constants, shapes and types of prepared values; other objects are equal to themselves only."""
     leaves, spec = tree_flatten_with_path(prepared)
     kinds: list[Hashable] = []
     for path, leaf in leaves:
@@ -267,7 +267,7 @@ def _kinds(prepared: Prepared, by_row: frozenset[str]) -> Hashable:
             rows = bool(path) and getattr(path[0], "key", None) in by_row
             kinds.append((leaf.shape[int(rows) :], leaf.dtype))
         else:
-            kinds.append((type(leaf).__name__, repr(leaf)))
+            kinds.append((type(leaf), leaf if isinstance(leaf, bool | int | float | str | None) else id(leaf)))
     return str(spec), tuple(kinds)
 
 

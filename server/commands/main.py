@@ -59,7 +59,7 @@ def _run(first: str, arguments: list[str]) -> int:
     """Run the subcommand `first`, or else a run or a sweep."""
     if first == "--version":
         print(", ".join(f"{name} {version(name)}" for name in ("fedcross", "flwr", "torch")))
-    elif first in ("help", "--help", "-h"):
+    elif first == "help" or (first not in SUBCOMMANDS and {"--help", "-h"} & set(arguments)):
         print(help_text())
     elif first in SUBCOMMANDS:
         module = import_module(f"fedcross.server.commands.{first.replace('-', '_')}")

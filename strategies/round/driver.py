@@ -143,7 +143,9 @@ class Driver:
         return (current.number - 1) * per_round + current.exchange + 1
 
     def payloads(self, current: Round, tasks: Sequence[Task]) -> list[Payload]:
-        """Return what is sent for `tasks`, after the filters."""
+        """Return what is sent for `tasks`, after the filters; a ConfigError names a method that fills a slot twice."""
+        if len({task.slot for task in tasks}) < len(tasks):
+            raise ConfigError(f"method {type(self.method).__name__}: dispatch returns two tasks for one slot.")
         found = [Payload(task, task.arrays, task.arrays) for task in tasks]
         for one in self.ledger.filters:
             found = one.down(current, found)

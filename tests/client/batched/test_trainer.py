@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedcross.client.batched.stack import fitting
+from fedcross.client.batched.stack import alike, fitting
 from fedcross.client.batched.trainer import train_batched
 from fedcross.client.flat_model import ModuleNet
 from fedcross.client.trainer import train
@@ -176,3 +178,16 @@ def test_a_batch_that_torch_refuses_is_refused_here_too() -> None:
     works = [v.work(net, objective, v.visit(net, i, 5)) for i in range(2)]
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         train_batched(net, objective, works, v.settings())
+
+
+def test_clients_whose_prepared_values_differ_are_not_stacked() -> None:
+    """Constants are compared by value; an array of NumPy's is not, whatever its shortened text says."""
+
+    def groups(*values: Any) -> list[list[int]]:
+        visit = SimpleNamespace(inputs=SimpleNamespace(kind="images"))
+        return alike([SimpleNamespace(prepared={"a": one}, visit=visit) for one in values], frozenset())  # type: ignore[misc]
+
+    assert groups(1.5, 1.5, 2.5) == [[0, 1], [2]]
+    assert groups(torch.zeros(2), torch.ones(2)) == [[0, 1]]
+    same = np.zeros(2000)
+    assert groups(same, same, np.eye(1, 2000, 900)[0]) == [[0, 1], [2]]

@@ -76,6 +76,12 @@ def test_help_names_groups_and_fits_the_terminal(monkeypatch, tmp_path, capsys):
         assert name in help_text()
 
 
+def test_help_behind_settings_starts_no_run(monkeypatch, tmp_path, capsys):
+    assert call(monkeypatch, tmp_path, "method=fedavg", "task=digits", "--help") == 0
+    assert "method: adaptivefl" in capsys.readouterr().out
+    assert not (tmp_path / "outputs").exists()
+
+
 def test_help_imports_neither_torch_nor_hydra():
     code = "import sys; from fedcross.server.commands.main import main; main(['--help'])"
     code += "; print({'torch', 'hydra'} & set(sys.modules))"

@@ -1,6 +1,6 @@
 """The driver: a round by hand, lost slots, exchanges, checkpoints."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -35,6 +35,19 @@ def test_a_lost_slot_keeps_its_model_and_the_others_mix(clock):
     assert sorted(row[0] for row in driver.state.pool.rows.tolist()) == [0, 2, 2]
     assert report.dropped == 1
     assert report.rejected["client_error"] == 1
+
+
+class Doubled(FedAvg):
+    """Sends slot 0 to two clients."""
+
+    def dispatch(self, state, round):
+        return [replace(task, slot=0) for task in super().dispatch(state, round)]
+
+
+def test_two_tasks_for_one_slot_name_the_method(clock):
+    driver, grid = federation(clock, {}, kind=Doubled)
+    with pytest.raises(ConfigError, match="Doubled"):
+        driver.run_round(1, grid)
 
 
 def test_a_round_without_replies_changes_nothing(clock):
