@@ -53,7 +53,7 @@ class Evaluator:
         self._build, self._data, self.device, self.batch = build, data, device, batch
         self._parts: dict[bool, tuple[Tensor, Tensor]] = {}
         self._networks: dict[Width, nn.Module] = {}
-        self._tensors: dict[Width, dict[str, Tensor]] = {}  # of each network, under their first names
+        self._names: dict[Width, list[str]] = {}  # of each network's tensors, of tied ones the first
 
     def evaluate(self, found: Evaluation) -> tuple[Score | None, dict[str, Any]]:
         """Return the score of a round, and further columns of its line of metrics.
@@ -86,14 +86,14 @@ class Evaluator:
         if size not in self._networks:
             self._networks[size] = network = self._build(size).to(self.device).eval()
             again = tied(network)
-            self._tensors[size] = {name: t for name, t in network.state_dict().items() if name not in again}
+            self._names[size] = [name for name in network.state_dict() if name not in again]
         return self._networks[size]
 
     def load(self, arrays: Arrays, size: Width = FULL) -> nn.Module:
         """Return the network of `size` with weights `arrays`; a tied tensor has its first name."""
         network = self.network(size)
-        for name, tensor in self._tensors[size].items():
-            tensor.copy_(torch.from_numpy(np.array(arrays[name])))  # a copy: torch cannot read a read-only view
+        # copies: torch cannot read a read-only view
+        network.load_state_dict({n: torch.from_numpy(np.array(arrays[n])) for n in self._names[size]}, strict=False)
         return network
 
     def _part(self, *, held_out: bool) -> tuple[Tensor, Tensor]:
