@@ -35,8 +35,8 @@ OMITTED = (
 )  # fmt: skip
 """Settings of one machine or of one moment; a record lacks them."""
 KEPT = (
-    "accuracy", "loss", "bytes", "seconds", "virtual_seconds", "exchanges", "epochs", "visits", "clipped", "lightened",
-    "quarantined",
+    "accuracy", "round_accuracy", "validation_accuracy", "loss", "bytes", "seconds", "virtual_seconds", "exchanges",
+    "epochs", "visits", "clipped", "lightened", "quarantined",
 )  # fmt: skip
 """Columns of a record's curve, besides the accuracy of each width; those without a number are left out."""
 FACTS = (

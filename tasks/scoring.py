@@ -33,11 +33,13 @@ class Evaluation:
     The mean score of `models` on the test set is the round's score; without any the round has none. `widths` has the
     global model of every width, the widest first, where a method has several: the widest one's score is the round's.
     `clients` are the same as weights of the networks that clients train, if those compute something else (HeteroFL).
+    `rounds` are the models of the round itself where `models` has their average over rounds.
     """
 
     models: list[Arrays]
     widths: dict[Width, Arrays] = field(default_factory=dict)
     clients: dict[Width, Arrays] | None = None
+    rounds: list[Arrays] = field(default_factory=list)
 
 
 class Evaluator:
@@ -59,7 +61,8 @@ class Evaluator:
         """Return the score of a round, and further columns of its line of metrics.
 
         ``validation_accuracy`` is that of the task's validation part, if it has one. Where models have several widths,
-        ``width_accuracy`` has the accuracy of each.
+        ``width_accuracy`` has the accuracy of each. ``round_accuracy`` is that of the round's models where an average
+        of them over rounds is evaluated.
         """
         sized = list(found.widths.items()) or [(FULL, arrays) for arrays in found.models]
         counted = slice(1 if found.widths else None)
@@ -70,6 +73,8 @@ class Evaluator:
             columns["validation_accuracy"] = held.accuracy if held else None
         if found.widths:
             columns["width_accuracy"] = {size.text: score.accuracy for (size, _), score in zip(sized, scores)}
+        if own := mean_score([self.score(arrays) for arrays in found.rounds]):
+            columns["round_accuracy"] = own.accuracy
         return mean_score(scores[counted]), columns
 
     def score(self, arrays: Arrays, size: Width = FULL, *, held_out: bool = False) -> Score:

@@ -253,7 +253,8 @@ class Driver:
 
     def evaluation(self) -> Evaluation:
         """Return the models whose score is the round's."""
-        return self.method.evaluation(self.state) if self.average is None else Evaluation([self.average.model])
+        found = self.method.evaluation(self.state)
+        return found if self.average is None else Evaluation([self.average.model], rounds=found.models)
 
     def saved(self) -> None:
         """Note that the checkpoint is on disk: clients may delete what no kept one needs."""

@@ -62,6 +62,20 @@ def test_what_cannot_be_compiled_is_called():
     assert "\n" not in compiled.refused
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("too small"), RuntimeError("CUDA error: illegal access")])
+def test_an_error_of_the_device_is_none_of_the_compiler(error):
+    def broken(graph, inputs):
+        def call(*args):
+            raise error
+
+        return call
+
+    compiled = Compiled(lambda x: 2 * x, CPU, backend=broken)
+    with pytest.raises(type(error)):
+        compiled(torch.ones(2))
+    assert not compiled.refused
+
+
 def test_auto_does_not_compile_on_a_cpu():
     assert not is_compiled("auto", CPU, 1000)
     assert is_compiled(choice=True, device=CPU, rounds=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedcross.core.errors import FederationError
 from fedcross.server.launch import launch
 
 #: Digits, a pool of five models, all clients a round, three rounds, seed 1.
@@ -38,5 +39,11 @@ def test_authenticated_supernodes_give_the_local_model(tmp_path: Path, local: st
 @pytest.mark.slow
 @pytest.mark.ray
 def test_ray_gives_the_local_model(tmp_path: Path, local: str) -> None:
-    folder = launch([*CONFIGURATION, "engine=ray"], tmp_path / "ray")
+    """Ray gives up if its own helpers take longer than 15 s to start (ray-project/ray#65983)."""
+    try:
+        folder = launch([*CONFIGURATION, "engine=ray"], tmp_path / "ray")
+    except FederationError:
+        if "timed out during startup" not in (tmp_path / "ray" / "engine" / "run.log").read_text(encoding="utf-8"):
+            raise
+        pytest.skip("Ray could not start within its own limit: too much else runs on this machine")
     assert sha(folder) == local

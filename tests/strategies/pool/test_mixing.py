@@ -43,6 +43,15 @@ def test_propellers_by_hand():
     np.testing.assert_allclose(equal.sum(0), 1)
 
 
+def test_how_often_each_model_was_chosen_by_hand():
+    """Model 1 goes into 0 and 2, model 2 into 1; slot 2 does not count where it is no member."""
+    matrix = np.array([[0.9, 0.1, 0], [0, 0.9, 0.1], [0, 0.1, 0.9]])
+    found = mixing.chosen(matrix, [0, 1, 2])
+    assert found == {"chosen_most": 2, "chosen_models": 2, "chosen_0": 0, "chosen_1": 2, "chosen_2": 1}
+    assert mixing.chosen(matrix, [0, 1])["chosen_1"] == 1
+    assert mixing.chosen(matrix, []) == {}
+
+
 def test_uniform_by_hand():
     assert mixing.uniform(3, [0, 2]).tolist() == [[0.5, 0, 0.5], [0, 1, 0], [0.5, 0, 0.5]]
     assert (mixing.uniform(3, [1]) == np.eye(3)).all()

@@ -1,5 +1,7 @@
 """The average of global models by hand, resume, and who refuses it."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,7 @@ def test_it_is_evaluated_and_never_sent(clock):
         driver.run_round(number, grid)
         assert driver.global_model()["w"].tolist() == [expected] * 3
         assert driver.evaluation().models[0] is driver.global_model()
+        assert driver.evaluation().rounds[0]["w"].tolist() == [number] * 3
         assert driver.state.model["w"].tolist() == [number] * 3
 
 
@@ -59,6 +62,9 @@ def test_a_run_resumes_exactly_and_trains_as_without(tmp_path, method, average):
     plain = run(tmp_path / "plain", *given[:2]).driver
     assert (plain.state.pool.rows == whole.state.pool.rows).all()
     assert not same(plain.global_model(), whole.global_model())
+    texts = [(tmp_path / folder / "metrics.jsonl").read_text() for folder in ("whole", "plain")]
+    averaged, alone = (json.loads(text.splitlines()[-1]) for text in texts)
+    assert averaged["round_accuracy"] == alone["test_accuracy"]
 
 
 def test_a_method_without_a_global_model_refuses(clock):
