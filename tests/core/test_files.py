@@ -42,6 +42,10 @@ def test_a_file_is_replaced_once_it_is_on_the_disk_or_not_at_all(tmp_path, monke
         file.write(b"secret")
     assert flushed == [("file", False), ("folder", True)]
     assert path.stat().st_mode & 0o777 == 0o600
+    with replacing(tmp_path / "certificate", 0o644) as file:
+        file.write(b"public")
+    assert (tmp_path / "certificate").stat().st_mode & 0o777 == 0o644
+    (tmp_path / "certificate").unlink()
     with pytest.raises(OSError, match="full"), replacing(path) as file:
         file.write(b"new")
         raise OSError("full")

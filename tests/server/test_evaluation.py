@@ -1,10 +1,15 @@
 """The clients' word on a model: what counts, and over whom the mean is."""
 
+from unittest.mock import Mock
+
+import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 
 from fedcross.engines.grid import identify
 from fedcross.server.evaluation import across_clients
+from fedcross.tasks.models.width import FULL
+from fedcross.tasks.scoring import Evaluation
 from tests.support.slots import federation
 from tests.support.virtual import Clock
 
@@ -32,6 +37,15 @@ class Claims:
             Message(RecordDict({"metrics": MetricRecord({"accuracy": accuracy})}), reply_to=message)
             for message, accuracy in zip(self.sent, self.accuracies, strict=True)
         ]
+
+
+def test_a_client_whose_device_holds_no_width_is_not_asked():
+    """Client 0 of three holds half a model, and there are only full ones: the answers are those of 1 and 2."""
+    driver = Mock(evaluation=lambda: Evaluation([], {FULL: {"w": np.ones(1, np.float32)}}))
+    driver.ledger.widths, driver.settings.deadline_s = (FULL,), 1.0
+    driver.nodes.online, driver.nodes.budget = {0: 1, 1: 2, 2: 3}, lambda client: 0.5 if client == 0 else 1.0
+    found = across_clients(driver, Claims(0.2, 0.4), 1)
+    assert found["client_accuracy"] == {"1": 0.2, "2": 0.4}
 
 
 def test_an_accuracy_that_is_none_does_not_count(monkeypatch):

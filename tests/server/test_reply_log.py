@@ -57,6 +57,14 @@ def test_what_was_accepted_comes_back(written):
     assert log.accepted(SECOND) == []
 
 
+def test_a_log_that_was_found_goes_on_behind_the_next_checkpoint(written):
+    log, later = WriteAheadLog(written, "run", 2), Round(4, 0, (4, 7), 0)
+    log.restart(3)
+    log.accept(later, upload(7))
+    log.close()
+    assert [equal(found, upload(7)) for found in WriteAheadLog(written, "run", 3).accepted(later)] == [True]
+
+
 def test_a_node_is_left_out_after_two_deaths_between_two_checkpoints(tmp_path):
     for after in (2, 2):  # a process that dies as it pulls node 5's reply, and the next one
         WriteAheadLog(tmp_path, "run", after).pulling(5)

@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 
 from fedcross.core.errors import ConfigError, FederationError, StorageError
 from fedcross.server.announce import ending
+from fedcross.server.sweep import progress
 from tests.support.federation import run, same, session
 
 
@@ -136,14 +137,14 @@ def test_every_client_scores_the_global_model_on_its_own_test_part(tmp_path):
 
 
 def test_a_run_ends_once_its_target_is_reached_and_is_exact_after_a_resume(tmp_path):
-    found = session(tmp_path / "a", "rounds=30", "stop.target=0.3", "train.lr=0.1", "train.epochs=3").execute()
+    settings = ("rounds=30", "stop.target=0.3", "train.lr=0.1", "train.epochs=3", "checkpoint.every=50")
+    found = session(tmp_path / "a", *settings).execute()
     assert found["stopped"]["reason"] == "target"
     assert found["rounds"] < 30
     assert found["final_accuracy"] == found["stopped"]["value"] >= 0.3
     assert "Stopped early" in ending(found, tmp_path)
-    again = session(
-        tmp_path / "a", "rounds=30", "stop.target=0.3", "train.lr=0.1", "train.epochs=3", f"resume={tmp_path / 'a'}"
-    )
+    again = session(tmp_path / "a", *settings, f"resume={tmp_path / 'a'}")
+    assert progress(tmp_path / "a", again.config) == (found["rounds"], True)
     assert again.execute()["rounds"] == found["rounds"]
 
 

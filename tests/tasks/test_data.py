@@ -13,8 +13,8 @@ import torch
 from fedcross.core.errors import ConfigError
 from fedcross.core.settings import Settings
 from fedcross.tasks import data
-from fedcross.tasks.base import Examples, Task
-from fedcross.tasks.data import held_out
+from fedcross.tasks.base import Examples, Partition, Task
+from fedcross.tasks.data import FederatedData, held_out
 from fedcross.tasks.scoring import scores
 
 
@@ -54,6 +54,14 @@ def test_a_validation_part_is_held_out_of_every_class_before_the_partition():
     assert held_out(whole, 0.1).validation.x.tolist() == held.validation.x.tolist()
     with pytest.raises(ConfigError, match="validation"):
         held_out(whole, 0.01)
+
+
+def test_a_client_is_scored_on_its_own_view_of_its_test_inputs():
+    y = np.array([0, 1, 0])
+    whole = Task("t", Examples(np.arange(3), y), Examples(np.arange(3), y), 2, (1,), torch.from_numpy)
+    parts = Partition([y, y], [np.array([0]), np.array([1, 2])], transform=lambda client, raw: raw + 10 * client)
+    inputs, labels = FederatedData(whole, parts).client_test(1, torch.device("cpu"))
+    assert (inputs.tolist(), labels.tolist()) == ([11, 12], [1, 0])
 
 
 def test_data_is_loaded_once_but_split_anew_for_another_seed():

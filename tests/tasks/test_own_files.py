@@ -102,6 +102,14 @@ def test_text_is_coded_and_empty_cells_are_filled(tmp_path):
     assert natural.split(natural.Params(), task, 1).names == ["Bonn", "Ulm"]
 
 
+def test_empty_cells_of_test_rows_are_filled_from_the_training_rows(tmp_path):
+    (tmp_path / "data.csv").write_text("a,label\n1,x\n3,y\n,x\n")
+    (tmp_path / "test.csv").write_text("a,label\n100,x\n,y\n")
+    task = read(tmp_path, test_file="test.csv", fill="mean")
+    assert task.train.x.ravel().tolist() == [1, 3, 2]
+    assert task.test.x.ravel().tolist() == [100, 2]
+
+
 def test_text_lines_become_token_ids_with_the_words_of_the_training_texts(tmp_path):
     lines = [f"{('good', 'bad')[i % 2]}\tword{i % 7} and word{i % 3}, again" for i in range(20)]
     (tmp_path / "data.txt").write_text("\n".join(lines) + "\n\n")
