@@ -15,7 +15,8 @@ from hypothesis.extra import numpy as npst
 
 from fedcross.client.app import app as client_app
 from fedcross.client.cache import run_cache
-from fedcross.client.request import carry_out
+from fedcross.client.request import carry_out, state_root
+from fedcross.client.state import StateStore
 from fedcross.conf.compose import join
 from fedcross.core.errors import UploadError
 from fedcross.engines.grid import identify
@@ -257,6 +258,22 @@ def test_bytes_and_accuracy_of_a_run(tmp_path: Path, kind: str, share: float) ->
         assert after["train_loss"] == pytest.approx(before["train_loss"], rel=0.02)
     for name, array in exact.driver.global_model().items():
         assert coded.driver.global_model()[name] == pytest.approx(array, abs=0.01)
+
+
+@pytest.mark.slow
+def test_a_residual_stands_beside_the_state_of_the_objective(tmp_path: Path) -> None:
+    requests: list[RecordDict] = []
+
+    def app(message: Message, context: Any) -> Message:
+        requests.append(message.content)
+        return client_app(message, context)
+
+    run(tmp_path, *INT8, "method=feddyn", "rounds=1", app=app)
+    asked = requests[0].config_records["config"]
+    store = StateStore(state_root(), str(asked["run"]), int(str(asked["client"])))
+    own, residual = compression.apart(store.load(int(str(asked["visit"]))))
+    assert own
+    assert residual
 
 
 @pytest.mark.slow
