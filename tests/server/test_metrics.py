@@ -59,6 +59,10 @@ def test_widths_are_counted_and_the_models_score_stands_for_a_lost_line():
     assert found["width_replies"] == {"1": 0, "0.5": 2}
 
 
+def test_the_models_score_stands_for_a_last_round_that_was_not_evaluated():
+    assert result_of([line(1, 0.2), line(2)], {}, 2, Score(0.3, 1.0, ()))["final_accuracy"] == 0.3
+
+
 def test_a_run_in_which_no_reply_was_accepted_fails():
     lost = {"dropped": 3, "bytes_up": 0, "train_loss": None, "rejected": {"late": 2}}
     with pytest.raises(FederationError, match="late 2"):
