@@ -11,6 +11,7 @@ import fedcross
 from fedcross.core.errors import StorageError
 from fedcross.server.export import export, network
 from tests.support.command import subcommand
+from tests.support.slices import THREE
 
 SMALL = ["task=digits", "task.limit=200", "task.limit_test=50", "partition=iid", "partition.clients=4"]
 SMALL += ["clients_per_round=2", "train.epochs=1", "logger=none", "engine.workers=1", "rounds=3", "checkpoint.keep=5"]
@@ -74,13 +75,15 @@ def test_a_middleware_model_of_a_run_with_widths_has_its_slot_s_width(tmp_path):
 
 @pytest.mark.slow
 def test_a_narrow_model_of_a_run_with_widths(tmp_path):
-    settings = [*SMALL, "method=adaptivefl", "devices=three_sizes", "rounds=1"]
+    settings = [*SMALL, *THREE, "method=adaptivefl", "rounds=1"]
     run = fedcross.run(*settings, f"output={tmp_path / 'run'}")
     widths = list(run.result["width_accuracy"])
-    narrow = load_file(export(run.folder, width=0.4))  # of the widths 0.4@2, 0.4@1 and 0.4 the last
+    narrow = load_file(export(run.folder, width=0.4))  # of 0.4@1 and 0.4 the second
     full = load_file(run.folder / "model.safetensors")
     assert sum(a.size for a in narrow.values()) < sum(a.size for a in full.values())
-    assert sum(p.numel() for p in run.slice(widths[-1]).parameters()) == sum(a.size for a in narrow.values())
+    assert sum(t.numel() for t in run.slice(widths[-1]).state_dict().values()) == sum(a.size for a in narrow.values())
+    wider = load_file(export(run.folder, width="0.4@1"))
+    assert sum(a.size for a in narrow.values()) < sum(a.size for a in wider.values())
     with pytest.raises(StorageError, match=widths[0]):
         export(run.folder, width=0.123)
 
