@@ -28,6 +28,8 @@ def test_counters_are_truncated_towards_zero_but_not_by_rounding():
     assert weighted_mean(models(-2, -3), [1, 1])["n"] == -2
     assert sum([7 * (1 / 6)] * 6) < 7
     assert weighted_mean(models(*[7] * 6), [1] * 6)["n"] == 7
+    table = weighted_mean([{"n": np.array([[1, 2, 3]])}, {"n": np.array([[2, 4, 6]])}], [1, 1])["n"]
+    assert table.tolist() == [[1, 3, 4]]
 
 
 def test_one_model_and_float64_stay_to_the_bit():
