@@ -148,10 +148,7 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         return self.params.measured(pool, round.number) | {"push": push, "own_share": own, "way": visits}
 
     def aggregate(self, state: FedFanState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Make the next pool.
-
-        Metrics: ``push`` (p c), ``own_share`` (a), ``way`` (n), ``shortened`` (visits), ``recalled`` (s).
-        """
+        """Make the next pool; metrics: push (p c), own_share (a), way (n), shortened (visits), recalled (s)."""
         if not uploads:
             return super().aggregate(state, round, uploads)
         lengths = [sum(squared_distance(new, sent) for sent, new in state.pairs(u).values()) for u in uploads]
