@@ -260,16 +260,21 @@ def test_bytes_and_accuracy_of_a_run(tmp_path: Path, kind: str, share: float) ->
         assert coded.driver.global_model()[name] == pytest.approx(array, abs=0.01)
 
 
-@pytest.mark.slow
-def test_a_residual_stands_beside_the_state_of_the_objective(tmp_path: Path) -> None:
+def first_request(folder: Path, *overrides: str) -> RecordDict:
+    """Return what the server of a run sent first."""
     requests: list[RecordDict] = []
 
     def app(message: Message, context: Any) -> Message:
         requests.append(message.content)
         return client_app(message, context)
 
-    run(tmp_path, *INT8, "method=feddyn", "rounds=1", app=app)
-    asked = requests[0].config_records["config"]
+    run(folder, *overrides, app=app)
+    return requests[0]
+
+
+@pytest.mark.slow
+def test_a_residual_stands_beside_the_state_of_the_objective(tmp_path: Path) -> None:
+    asked = first_request(tmp_path, *INT8, "method=feddyn", "rounds=1").config_records["config"]
     store = StateStore(state_root(), str(asked["run"]), int(str(asked["client"])))
     own, residual = compression.apart(store.load(int(str(asked["visit"]))))
     assert own
@@ -278,16 +283,9 @@ def test_a_residual_stands_beside_the_state_of_the_objective(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_residual_counts_only_when_its_upload_was_accepted(tmp_path: Path) -> None:
-    requests: list[RecordDict] = []
-
-    def app(message: Message, context: Any) -> Message:
-        requests.append(message.content)
-        return client_app(message, context)
-
     overrides = [*SMALL, *INT8, "rounds=1", f"output={tmp_path}"]
-    run(tmp_path, *INT8, "rounds=1", app=app)
+    content = first_request(tmp_path, *INT8, "rounds=1")
     shop = run_cache(join(overrides))
-    content = requests[0]
     config = content.config_records["config"]
 
     def sent(state: int, visit: int) -> bytes:
