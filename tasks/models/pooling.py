@@ -146,10 +146,9 @@ def _back(
     line = (wide + 2 * right) * depth
     image = (high + 2 * down) * line
     g = gradient.permute(0, 2, 3, 1).reshape(n, -1, channels).contiguous()
-    places = torch.empty(index.numel(), dtype=torch.int32)
-    loop.places(
-        index.permute(0, 2, 3, 1).reshape(-1).numpy(), wide + 2 * right - columns + 1, line, depth, places.numpy()
-    )
+    down_by, right_by = torch.arange(high + 2 * down - rows + 1)[:, None], torch.arange(wide + 2 * right - columns + 1)
+    beginnings = (down_by * line + right_by * depth).flatten().int()
+    places = beginnings.index_select(0, index.permute(0, 2, 3, 1).reshape(-1))
     given = g.numpy(), places.numpy()
     shape = n, high + 2 * down, wide + 2 * right, depth
     inner = ..., slice(down, down + high), slice(right, right + wide), slice(None)

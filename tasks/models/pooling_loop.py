@@ -13,10 +13,14 @@ from numpy.typing import NDArray
 
 from fedcross.tasks.compiled_loops import compiled
 
-LANES = 8
+LANES = 16
 """Float32 numbers that are multiplied at once. Runs of numbers are padded to a multiple of it."""
 
+BLOCKS = 5
+"""Vectors of LANES numbers that are summed at once, in registers."""
+
 _word = numba.uintp
+_alloca: Any = cgutils.alloca_once_value
 
 
 def _pool(x: NDArray[Any], out: NDArray[Any], index: NDArray[np.int64]) -> None:
@@ -49,6 +53,19 @@ def _pool(x: NDArray[Any], out: NDArray[Any], index: NDArray[np.int64]) -> None:
 pool = compiled(_pool)
 
 
+def _splat(build: Any, factor: Any) -> Any:
+    """Return the vector of LANES times `factor`."""
+    factors = ir.Constant(ir.VectorType(ir.FloatType(), LANES), ir.Undefined)
+    for lane in range(LANES):
+        factors = build.insert_element(factors, factor, ir.Constant(ir.IntType(32), lane))
+    return factors
+
+
+def _at(build: Any, address: Any, kind: Any = None) -> Any:
+    """Return the pointer to a vector, or a number of `kind`, at `address`."""
+    return build.inttoptr(address, (kind or ir.VectorType(ir.FloatType(), LANES)).as_pointer())
+
+
 def _add_runs(_: Any, to: Any, what: Any, factor: Any, runs: Any, vectors: Any, to_step: Any, step: Any) -> Any:  # noqa: ARG001
     """Return numba's signature and code of ``to[r] += factor * what[r]`` for `runs` runs of ``vectors * LANES`` floats.
 
@@ -59,16 +76,11 @@ def _add_runs(_: Any, to: Any, what: Any, factor: Any, runs: Any, vectors: Any, 
 
     def code(context: Any, build: Any, _: Any, given: Any) -> Any:
         to, what, factor, runs, vectors, to_step, step = given
-        kind = ir.VectorType(ir.FloatType(), LANES)
-        factors = ir.Constant(kind, ir.Undefined)
-        for lane in range(LANES):
-            factors = build.insert_element(factors, factor, ir.Constant(ir.IntType(32), lane))
-        size = ir.Constant(to.type, LANES * 4)
+        factors, size = _splat(build, factor), ir.Constant(to.type, LANES * 4)
         with cgutils.for_range(build, runs) as run:
             target, source = (build.add(at, build.mul(run.index, by)) for at, by in ((to, to_step), (what, step)))
             with cgutils.for_range(build, vectors) as vector:
-                places = [build.add(at, build.mul(vector.index, size)) for at in (target, source)]
-                here, there = (build.inttoptr(place, kind.as_pointer()) for place in places)
+                here, there = (_at(build, build.add(at, build.mul(vector.index, size))) for at in (target, source))
                 old, new = build.load(here, align=4), build.load(there, align=4)
                 build.store(build.fadd(old, build.fmul(factors, new)), here, align=4)
         return context.get_dummy_value()
@@ -76,16 +88,41 @@ def _add_runs(_: Any, to: Any, what: Any, factor: Any, runs: Any, vectors: Any, 
     return signature, code
 
 
+def _add_blocks(blocks: int) -> Any:
+    """Return an intrinsic that adds, in registers, `count` patches times their factors to `blocks` vectors at `to`.
+
+    The other arguments are addresses: of the vectors' `offsets` in a patch (bytes), of the `count` addresses of the
+    patches, of their float32 factors. The sums have the order of the patches.
+    """
+
+    def typed(_: Any, to: Any, offsets: Any, patches: Any, factors: Any, count: Any) -> Any:  # noqa: ARG001
+        def code(context: Any, build: Any, _: Any, given: Any) -> Any:
+            to, offsets, patches, factors, count = given
+
+            def plus(address: Any, number: Any, size: int) -> Any:
+                return build.add(address, build.mul(number, ir.Constant(to.type, size)))
+
+            numbers = [ir.Constant(to.type, block) for block in range(blocks)]
+            targets = [_at(build, plus(to, one, LANES * 4)) for one in numbers]
+            steps = [build.load(_at(build, plus(offsets, one, 8), to.type)) for one in numbers]
+            sums = [_alloca(build, build.load(target, align=4)) for target in targets]
+            with cgutils.for_range(build, count) as j:
+                patch = build.load(_at(build, plus(patches, j.index, 8), to.type))
+                factor = _splat(build, build.load(_at(build, plus(factors, j.index, 4), ir.FloatType())))
+                for total, step in zip(sums, steps, strict=True):
+                    product = build.fmul(factor, build.load(_at(build, build.add(patch, step)), align=4))
+                    build.store(build.fadd(build.load(total), product), total)
+            for target, total in zip(targets, sums, strict=True):
+                build.store(build.load(total), target, align=4)
+            return context.get_dummy_value()
+
+        return numba.void(*[_word] * 5), code
+
+    return intrinsic(typed)
+
+
 _runs: Any = intrinsic(_add_runs)
-
-
-def _places(index: NDArray[np.int64], columns: int, row: int, column: int, out: NDArray[np.int32]) -> None:
-    """Write for each `index` of a pooled picture with `columns` columns ``its row * row + its column * column``."""
-    wide, by, each = np.uint32(columns), np.uint32(row), np.uint32(column)
-    for i in range(len(index)):
-        place = np.uint32(index[i])
-        line = place // wide
-        out[i] = line * by + (place - line * wide) * each
+_many, _one = _add_blocks(BLOCKS), _add_blocks(1)
 
 
 def _patches(
@@ -111,18 +148,27 @@ def _patches(
     _, high, run = kernels.shape
     first, own = _word(pixels.ctypes.data), _word(kernels.ctypes.data)
     vectors, step, line = _word(run // LANES), _word(run * 4), _word(row * 4)
+    offsets = np.array([r * row * 4 + b * 4 for r in range(high) for b in range(0, run, LANES)], np.uint64)
+    patch, factor = np.empty(windows, np.uint64), np.empty(windows, np.float32)
+    at, found, by = _word(offsets.ctypes.data), _word(patch.ctypes.data), _word(factor.ctypes.data)
     for i in range(n):
         for c in range(channels):
             kernel = own + _word(c * high) * step
-            for k in range(windows):
+            count = 0
+            for k in range(windows):  # those with a gradient, without a branch
                 g = gradient[i, k, c]
-                if g != 0:
-                    patch = first + _word(i * image + places[(i * windows + k) * channels + c]) * _word(4)
-                    if to_pixels:
-                        _runs(patch, kernel, g, _word(high), vectors, line, step)
-                    else:
-                        _runs(kernel, patch, g, _word(high), vectors, step, line)
+                patch[count] = first + _word(i * image + places[(i * windows + k) * channels + c]) * _word(4)
+                factor[count] = g
+                count += g != 0
+            if to_pixels:
+                for k in range(count):
+                    _runs(patch[k], kernel, factor[k], _word(high), vectors, line, step)
+                continue
+            rest = len(offsets) % BLOCKS
+            for b in range(rest):
+                _one(kernel + _word(b * LANES * 4), at + _word(b * 8), found, by, _word(count))
+            for b in range(rest, len(offsets), BLOCKS):
+                _many(kernel + _word(b * LANES * 4), at + _word(b * 8), found, by, _word(count))
 
 
-places = compiled(_places)
 patches = compiled(_patches)
