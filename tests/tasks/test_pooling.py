@@ -28,6 +28,17 @@ def test_what_is_not_finite_goes_as_in_torch(value):
         assert torch.equal(mine.nan_to_num(7), reference.nan_to_num(7))
 
 
+@pytest.mark.parametrize("shape", [(3, 4, 7, 9), (2, 3, 8, 8)])
+def test_the_pool_without_a_gradient_has_torchs_values(shape):
+    x = images(*shape)
+    x[0, 1, 2, 3] = torch.nan
+    with torch.no_grad():
+        mine, reference = pooling.MaxPool2()(x), nn.functional.max_pool2d(x, 2)
+    assert torch.equal(mine.nan_to_num(7), reference.nan_to_num(7))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="small"):
+        pooling.MaxPool2()(images(1, 1, 1, 4))
+
+
 @pytest.mark.parametrize(("shape", "size"), [((14, 14), 7), ((16, 12), 7), ((5, 3), 7)])
 def test_means_that_repeat_themselves_are_those_of_torch(shape, size):
     """On a GPU that has to repeat itself, also where windows overlap. On a CPU it is torch's."""
