@@ -105,8 +105,8 @@ def test_a_client_that_failed_rests_until_an_upload_is_accepted(clock):
     driver, grid, ended = begun(clock, Seconds(1.0, 1.5, 4.0), {0: fails(0.1)})
     for number in (1, 2):
         driver.run_round(number, grid)
-    assert told(ended, "client", "slot", "finish", "accepted") == [
-        (0, 0, 1.0, False), (1, 1, 1.5, True), (0, 1, 2.5, False), (1, 1, 4.0, True),
+    assert told(ended, "client", "slot", "finish", "accepted", "staleness") == [
+        (0, 0, 1.0, False, 0), (1, 1, 1.5, True, 0), (0, 1, 2.5, False, 0), (1, 1, 4.0, True, 0),
     ]  # fmt: skip
 
 
