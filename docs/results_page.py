@@ -76,6 +76,26 @@ class Page:
             rows = [{key: value for key, value in row.items() if key != "setting"} for row in rows]
         return _table(rows)
 
+    def pairs(self, arguments: str) -> str:
+        """Return clients' rules down, server's rules across: ``TABLE beta=B [from=ROUND] [curve=round_accuracy]``.
+
+        A cell is the mean accuracy of the evaluations from that round on, mean and deviation over seeds.
+        """
+        table, *pairs = arguments.split()
+        told = dict(pair.split("=", 1) for pair in pairs)
+        found: dict[str, dict[str, list[float]]] = {}
+        for run in load_runs([self.results / table])[0]:
+            if str(run.settings["partition.beta"]) == told["beta"]:
+                curve = run.curve[told.get("curve", "accuracy")].loc[int(told.get("from", 1)) :]
+                row = found.setdefault(str(run.settings["objective.name"]), {})
+                row.setdefault(str(run.settings["method.name"]), []).append(100 * curve.mean())
+        servers = list(dict.fromkeys(server for row in found.values() for server in row))
+        rows = []
+        for clients, row in found.items():
+            cells = {server: f"{np.mean(row[server]):.1f}{_spread(row[server])}" for server in servers if server in row}
+            rows.append({"clients": clients} | cells)
+        return _table(rows)
+
     def widths(self, tables: str) -> str:
         """Return the best mean of ten evaluations of every width's model; configurations with two seeds or more."""
         rows = []
@@ -156,9 +176,13 @@ def _run_row(group: pd.DataFrame, target: float, x: str) -> dict[str, str]:
         "method": _label(group),
         "seeds": str(len(group)),
         "rounds": _rounds(group),
-        "best mean, %": f"{best.mean():.1f}" + (f" ± {best.std():.1f}" if len(best) > 1 else ""),
+        "best mean, %": f"{best.mean():.1f}{_spread(best)}",
         f"{unit} to {100 * target:g} %": reached,
     }
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
 
 
 def _rounds(group: pd.DataFrame) -> str:
