@@ -74,9 +74,11 @@ def test_a_run_goes_on_only_behind_the_line_that_its_checkpoint_names(tmp_path):
     path = written(tmp_path / "run")
     head = Head.of(json.loads((tmp_path / "run/result.json").read_text())["audit"])
     Audit(path.parent, "mine", "settings", head, 20).run_ended(None)
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(StorageError, match="fedcross audit"):
-        Audit(path.parent, "mine", "settings", head, 20)
+    whole = path.read_bytes()
+    for changed in (whole[:-30], whole[:-30] + b"7" + whole[-29:]):
+        path.write_bytes(changed)
+        with pytest.raises(StorageError, match="fedcross audit"):
+            Audit(path.parent, "mine", "settings", head, 20)
     path.unlink()
     again = Audit(path.parent, "mine", "settings", head, 20)
     again.run_started({}, [])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcross.strategies.fedsam import Swa
-from fedcross.strategies.parts.averaging import effective_steps, first_late, weighted_mean
+from fedcross.strategies.parts.averaging import effective_steps, first_late, squared_distance, weighted_mean
 
 
 def models(*values, dtype=np.float32):
@@ -30,6 +30,12 @@ def test_counters_are_truncated_towards_zero_but_not_by_rounding():
     assert weighted_mean(models(*[7] * 6), [1] * 6)["n"] == 7
     table = weighted_mean([{"n": np.array([[1, 2, 3]])}, {"n": np.array([[2, 4, 6]])}], [1, 1])["n"]
     assert table.tolist() == [[1, 3, 4]]
+
+
+def test_a_distance_takes_what_is_missing_as_0():
+    assert (
+        squared_distance({"w": np.float32([3, 5]), "b": np.float32([2])}, {"w": np.float32([3, 1])}, ["w", "b"]) == 20
+    )
 
 
 def test_one_model_and_float64_stay_to_the_bit():

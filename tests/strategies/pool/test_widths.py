@@ -83,6 +83,16 @@ def test_three_widths_mixed_by_hand():
     assert [int(m["n"]) for m in (wide, middle, narrow)] == [1, 2, 3]
 
 
+def test_each_width_is_pulled_to_its_own_mean_by_hand():
+    """Starts 0 (wide) and 40 (narrow). Unit 0: mean 20, half the way is 10 and 30; the rest is the wide one alone."""
+    pool = write(pool_of(WIDE, NARROW), 0, 40)
+    pool.pull(0.5, pool.means()[0])
+    wide, narrow = (pool.model(slot) for slot in range(2))
+    assert wide["in"].tolist() == [[10, 11], [2, 3], [4, 5]]
+    assert narrow["in"].tolist() == [[30, 31]]
+    assert [m["mean"].tolist() for m in (wide, narrow)] == [[0, 1, 2], [40]]
+
+
 def test_the_global_models_are_means_over_the_slots_that_have_a_value():
     """Starts 0 and 8 (wide), 20 (middle), 40 (narrow). Unit 0: 68/4 = 17; unit 1: 28/3; unit 2: 8/2 = 4."""
     pool = write(pool_of(WIDE, WIDE, MIDDLE, NARROW), 0, 8, 20, 40, counts=(1, 4, 5, 7))
