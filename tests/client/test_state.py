@@ -29,17 +29,6 @@ def test_old_states_are_forgotten_and_the_accepted_one_stays(tmp_path):
     assert sorted(path.stem for path in store.folder.glob("*.npz")) == ["2", "3"]
 
 
-@pytest.mark.slow
-def test_a_client_keeps_what_the_older_kept_checkpoint_needs(tmp_path):
-    """Checkpoints 4 and 6 are kept while round 7 trains; a run resumed from 4 asks for the state of round 4."""
-    run(tmp_path, "method=moon", "clients_per_round=6", "rounds=7", "checkpoint.every=2")
-    kept = [
-        sorted(int(file.stem) for file in folder.glob("*.npz"))
-        for folder in {f.parent for f in state_root().rglob("*.npz")}
-    ]
-    assert kept == [[4, 5, 6, 7]] * 6
-
-
 def test_a_new_or_replaced_device_starts_empty(tmp_path):
     store = StateStore(tmp_path, "run", 0)
     assert store.load(0) == {}
