@@ -6,16 +6,8 @@ import pytest
 from fedcross.conf.compose import compose
 from fedcross.core.errors import ConfigError, StorageError
 from fedcross.strategies.method import Round, Task
-from fedcross.strategies.round.clock import (
-    ClockSettings,
-    Devices,
-    RealClock,
-    ReplayClock,
-    VirtualClock,
-    budgets_of,
-    clock_of,
-    deal,
-)
+from fedcross.strategies.round import clock as clocks
+from fedcross.strategies.round.clock import ClockSettings, Devices, ReplayClock, VirtualClock, clock_of, deal
 from fedcross.strategies.round.slot import Slot
 from tests.support.replies import payload_of
 from tests.support.slots import MODEL
@@ -109,7 +101,7 @@ def test_a_round_of_slots_with_their_own_epochs_and_bytes_both_ways():
 
 
 def test_the_real_clock_goes_on_from_the_last_event_and_never_stands(clock):
-    real = RealClock()
+    real = clocks.RealClock()
     assert real.now(7.0) > 7
     clock.now += 3
     assert real.now(8.0) == 10
@@ -119,5 +111,5 @@ def test_the_real_clock_goes_on_from_the_last_event_and_never_stands(clock):
 def test_the_class_of_a_processor_decides_the_width():
     devices = Devices(shares=(0.5, 0.5), widths=(1.0, 0.4))
     processors = VirtualClock(devices, 3, 10).processors
-    assert budgets_of(devices, 3, 10) == {client: (1.0, 0.4)[one] for client, one in enumerate(processors)}
-    assert budgets_of(Devices(), 3, 10) == {}
+    assert clocks.budgets_of(devices, 3, 10) == {client: (1.0, 0.4)[one] for client, one in enumerate(processors)}
+    assert clocks.budgets_of(Devices(), 3, 10) == {}

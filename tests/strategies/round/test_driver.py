@@ -13,9 +13,8 @@ from fedcross.strategies.method import Method, Start, Task
 from fedcross.strategies.round.clock import Devices, VirtualClock
 from fedcross.strategies.round.run import open_run
 from fedcross.strategies.round.settings import RoundSettings
-from tests.support.replies import reply
 from tests.support.slots import MODEL, asked, drawn, federation
-from tests.support.virtual import VirtualGrid, answers, fails, silent, trained
+from tests.support.virtual import VirtualGrid, answers, fails, scores, silent, trained
 
 
 def test_a_round_by_hand(clock):
@@ -109,51 +108,36 @@ def test_exchanges_of_a_round(clock):
     assert asked(grid) == [*drawn(), drawn()[0]]
 
 
-class Each(VirtualClock):
-    """Client i always takes i + 1 seconds."""
-
-    def seconds(self, client, visit, nbytes, epochs=None):
-        return client + 1.0
-
-
 def test_a_round_lasts_as_long_as_the_slowest_client_of_each_exchange(clock):
-    driver, grid = federation(clock, kind=Twice, seconds=Each(Devices(), 0, 6))
+    """Client i has i + 1 examples, a second each; the second exchange asks the first client alone."""
+    seconds = VirtualClock(Devices(seconds_per_example=(1,)), 0, 6, range(1, 7))
+    driver, grid = federation(clock, kind=Twice, seconds=seconds)
     for number in (1, 2):
         report, clients = driver.run_round(number, grid), drawn(number)
         assert report.metrics["virtual_seconds"] == (max(clients) + 1) + (clients[0] + 1)
 
 
 def test_every_exchange_has_a_number_of_its_own(clock):
-    seen = []
+    seen, names = [], ("round", "exchange", "visit", "state")
 
     def noted(message):
-        seen.append(
-            [message.content.config_records["config"][name] for name in ("round", "exchange", "visit", "state")]
-        )
+        seen.append([message.content.config_records["config"][name] for name in names])
         return answers(1)(message)
 
     driver, grid = federation(clock, dict.fromkeys(range(6), noted), kind=Twice, clients_per_round=6)
     for number in (1, 2):
         driver.run_round(number, grid)
-    assert [one[:3] for one in seen] == [
-        *[[1, 0, 1]] * 3, [1, 1, 2], *[[2, 0, 3]] * 3, [2, 1, 4],
-    ]  # fmt: skip
+    assert [one[:3] for one in seen] == [[1, 0, 1]] * 3 + [[1, 1, 2]] + [[2, 0, 3]] * 3 + [[2, 1, 4]]
     assert [seen[i][3] for i in (0, 3)] == [0, 1]  # of the visit whose upload was accepted last
 
 
 def test_losses_count_by_examples_and_accuracies_alike_where_they_are_due(clock):
     """(10 x 1 + 20 x 2 + 30 x 6) / 60; (.2 + .4 + .9) / 3 = .5."""
-
-    def scores(examples, loss, right):
-        told = {"train-loss": loss, "local-accuracy": right}
-        return lambda message: [(1, reply(message, MODEL, {}, examples, told))]
-
     told = [(10, 1.0, 0.2), (20, 2.0, 0.4), (30, 6.0, 0.9)]
-    scripts = {client: scores(*one) for number in (1, 2) for client, one in zip(drawn(number), told)}
-    driver, grid = federation(clock, scripts, kind=FedAvg)
+    driver, grid = federation(clock, kind=FedAvg)
     driver.local_due = lambda number: number == 2
     for number in (1, 2):
-        scripts.update({client: scores(*one) for client, one in zip(drawn(number), told)})
+        grid.scripts.update({client: scores(*one) for client, one in zip(drawn(number), told)})
         report = driver.run_round(number, grid)
         assert report.train_loss == pytest.approx(230 / 60)
         assert report.metrics.get("local_accuracy") == (pytest.approx(0.5) if number == 2 else None)

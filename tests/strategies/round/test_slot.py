@@ -16,10 +16,10 @@ def ended(clock, scripts, **settings):
     driver, grid = federation(clock, scripts, kind=FedAvg, packed=False, **settings)
     driver.ledger.events = Events(lambda *event: told.append(event), audits=True)
     driver.run_round(1, grid)
-    lines = [(line["client"], (line["verdict"], line["bytes_down"], line["bytes_up"])) for name, line in told
-             if name == "request_ended"]  # fmt: skip
-    assert len(dict(lines)) == len(lines)
-    return dict(lines), {line["slot"]: line["reason"] for name, line in told if name == "slot_lost"}
+    lines = [line for name, line in told if name == "request_ended"]
+    found = {line["client"]: (line["verdict"], line["bytes_down"], line["bytes_up"]) for line in lines}
+    assert len(found) == len(lines)
+    return found, {line["slot"]: line["reason"] for name, line in told if name == "slot_lost"}
 
 
 def test_the_slower_of_two_clients_of_a_slot_was_not_needed(clock):

@@ -2,7 +2,6 @@
 
 import copy
 
-import numpy as np
 import pytest
 
 from fedcross.core.errors import ConfigError, FederationError
@@ -11,9 +10,8 @@ from fedcross.strategies.fedasync import FedAsync
 from fedcross.strategies.fedcross_async import FedCrossAsync
 from fedcross.strategies.round.clock import Devices, RealClock, ReplayClock, VirtualClock
 from tests.support.federation import run, same
-from tests.support.replies import reply
 from tests.support.slots import federation
-from tests.support.virtual import answers, fails, silent
+from tests.support.virtual import answers, fails, scores, silent
 
 
 class Seconds(VirtualClock):
@@ -222,11 +220,6 @@ def test_a_lost_visit_costs_its_request_and_brings_nothing(clock):
 
 def test_losses_of_visits_count_by_examples_and_accuracies_alike(clock):
     """(10 x 2 + 30 x 4) / 40 = 3.5; (.5 + .9) / 2 = .7."""
-
-    def scores(examples, loss, right):
-        told = {"train-loss": loss, "local-accuracy": right}
-        return lambda message: [(1, reply(message, {"w": np.ones(3, np.float32)}, {}, examples, told))]
-
     scripts = {0: scores(10, 2.0, 0.5), 1: scores(30, 4.0, 0.9)}
     for due in (True, False):
         driver, grid, _ = begun(clock, Seconds(1.0, 1.0), scripts)
