@@ -78,12 +78,12 @@ def test_a_visit_starts_from_the_model_of_its_message(arrivals: list[Any]) -> No
 
 def test_a_message_may_ask_for_other_epochs_and_another_rate(arrivals: list[Any]) -> None:
     loaded, content = arrivals[0]
-    usual = request.receive(loaded, content)
+    usual = loaded.config.train.model_dump()
     content.config_records["config"].update({"epochs": 7, "lr": 0.25})
     arrived = request.receive(loaded, content)
     assert (arrived.settings.epochs, arrived.settings.lr, arrived.visit.lr) == (7, 0.25, 0.25)
-    assert arrived.settings.batch == usual.settings.batch
-    assert loaded.config.train.epochs == usual.settings.epochs  # and the next message is as before
+    assert arrived.settings.batch == usual["batch"]
+    assert loaded.config.train.model_dump() == usual  # the next message is as before
 
 
 def test_the_learning_rate_decays_from_the_second_round_down_to_its_least() -> None:

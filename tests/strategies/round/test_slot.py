@@ -19,6 +19,7 @@ def ended(clock, scripts, **settings):
     lines = [line for name, line in told if name == "request_ended"]
     found = {line["client"]: (line["verdict"], line["bytes_down"], line["bytes_up"]) for line in lines}
     assert len(found) == len(lines)
+    assert {line["bytes_up"] for name, line in told if name == "reply_accepted"} == {12}
     return found, {line["slot"]: line["reason"] for name, line in told if name == "slot_lost"}
 
 
