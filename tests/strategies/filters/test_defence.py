@@ -84,6 +84,5 @@ def test_the_limits_are_the_settings_and_what_reaches_them_passes():
     assert [upload.slot for upload, *_ in lost.refused] == [2]
     assert float(passed.uploads[2].arrays["w"][0]) == 3
     assert (cut.counts["clipped"], lost.counts["clipped"], passed.counts["clipped"]) == (1, 0, 0)
-    light = judged([1.0, 1.0, 1.0], examples=[10, 10, 25], weight=2)
-    assert [upload.num_examples for upload in light.uploads] == [10, 10, 20]
+    assert [one.num_examples for one in judged([1.0] * 3, examples=[10, 10, 25], weight=2).uploads] == [10, 10, 20]
     assert judged([1.0, 1.0, 1.0], examples=[10, 10, 30]).counts["lightened"] == 0

@@ -118,7 +118,7 @@ def test_a_round_lasts_as_long_as_the_slowest_client_of_each_exchange(clock):
 
 
 def test_every_exchange_has_a_number_of_its_own(clock):
-    seen, names = [], ("round", "exchange", "visit", "state")
+    seen, names = [], ("round", "exchange", "visit", "client", "state", "keep")
 
     def noted(message):
         seen.append([message.content.config_records["config"][name] for name in names])
@@ -128,7 +128,8 @@ def test_every_exchange_has_a_number_of_its_own(clock):
     for number in (1, 2):
         driver.run_round(number, grid)
     assert [one[:3] for one in seen] == [[1, 0, 1]] * 3 + [[1, 1, 2]] + [[2, 0, 3]] * 3 + [[2, 1, 4]]
-    assert [seen[i][3] for i in (0, 3)] == [0, 1]  # of the visit whose upload was accepted last
+    for i, (*_, client, state, keep) in enumerate(seen):  # of the client's last accepted visit
+        assert state == keep == max([one[2] for one in seen[:i] if one[3] == client], default=0)
 
 
 def test_losses_count_by_examples_and_accuracies_alike_where_they_are_due(clock):
