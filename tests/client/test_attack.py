@@ -95,3 +95,4 @@ def test_an_attack_does_nothing_to_the_honest(tmp_path):
 def test_as_many_clients_are_malicious_as_asked_for():
     for seed in range(20):
         assert len(malicious(Attack(name="scaling", clients=7), 10, seed)) == 7
+    assert malicious(Attack(name="scaling", clients=6), 6, 1) == set(range(6))

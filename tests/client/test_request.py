@@ -76,6 +76,16 @@ def test_a_visit_starts_from_the_model_of_its_message(arrivals: list[Any]) -> No
     assert not any((array == 7).all() for array in arrived.received.values())
 
 
+def test_a_message_may_ask_for_other_epochs_and_another_rate(arrivals: list[Any]) -> None:
+    loaded, content = arrivals[0]
+    usual = loaded.config.train.model_dump()
+    content.config_records["config"].update({"epochs": 7, "lr": 0.25})
+    arrived = request.receive(loaded, content)
+    assert (arrived.settings.epochs, arrived.settings.lr, arrived.visit.lr) == (7, 0.25, 0.25)
+    assert arrived.settings.batch == usual["batch"]
+    assert loaded.config.train.model_dump() == usual  # the next message is as before
+
+
 def test_the_learning_rate_decays_from_the_second_round_down_to_its_least() -> None:
     settings = Train(lr=0.5, lr_decay=0.5, lr_min=0.1, epochs=1, batch=1)
     assert [request.learning_rate(settings, number) for number in (1, 2, 3, 4)] == [0.5, 0.25, 0.125, 0.1]

@@ -74,6 +74,8 @@ def test_one_visit_does_the_work_of_all_drawn_clients():
     clients = method.sample(1, range(16))
     (payload,) = method.dispatch(Round(1, 0, clients, 0))
     assert payload.config == {"pooled-share": 0.25}
+    (payload,) = method.dispatch(Round(2, 0, method.sample(2, range(2)), 0))
+    assert payload.config == {"pooled-share": 1.0}  # no more than there is
 
 
 @pytest.mark.slow

@@ -149,8 +149,9 @@ def test_examples_weight_a_draw_once_more():
     """Client 0 twice with 10, client 1 once with 40: (20 * 1 + 40 * 4) / 60 = 3."""
     method = begun(weighting="examples", width=1)
     method.times = Counter({0: 2, 1: 1})
-    method.aggregate(Round(1, 0, (0, 1), 0), [upload(0, [1], 10), upload(1, [4], 40)])
+    metrics = method.aggregate(Round(1, 0, (0, 1), 0), [upload(0, [1], 10), upload(1, [4], 40)])
     assert method.global_model()["w"] == np.float32(3)
+    assert metrics == {"distinct_clients": 2}
 
 
 @pytest.mark.slow

@@ -41,3 +41,13 @@ def test_a_run_that_takes_no_step_says_so_at_its_end(caplog):
     method.state.count = 0
     method.aggregate(method.round(10), [upload])
     assert "has taken no step" in caplog.text
+
+
+def test_a_run_that_has_taken_a_step_or_goes_on_does_not(caplog):
+    """Of three uploads two made a step, and one is left in the buffer; in the other run more visits may end."""
+    upload = Upload(0, 0, {"w": np.float32([4]), "n": np.array(4)}, {}, 1, {})
+    method, other = (started(FedBuff, k=1, buffer=2) for _ in range(2))
+    method.aggregate(method.round(10), [upload] * 3)
+    assert (method.version, method.count) == (1, 1)
+    other.aggregate(other.round(10, last=False), [upload])
+    assert not caplog.text

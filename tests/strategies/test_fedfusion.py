@@ -304,6 +304,9 @@ def test_lambdas_average_by_hand(weighting: str, decay: float, expected: float):
     assert method.model[SHARE].dtype == np.float32
     np.testing.assert_allclose(method.model[SHARE], [expected, expected], rtol=1e-6)
     assert metrics["lambda_mean"] == pytest.approx(expected)
+    method.model[SHARE][...] = [0.1, 0.5]  # .2 to each side of the mean, of which `decay` is left
+    metrics = method.aggregate(Round(2, 0, (0, 1), 0), uploads)
+    assert metrics["lambda_spread"] == pytest.approx(0.2 * decay, abs=1e-7)
     assert metrics["cache_mib"] == 3.0
 
 

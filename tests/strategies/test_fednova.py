@@ -70,3 +70,10 @@ def test_a_lost_upload_leaves_the_sums_to_the_others():
     method = begun(FedNova, initial=0.0)
     feed(method, 1, arrays(4.0), arrays(6.0), extras=took(1, 3))
     assert method.global_model()["w"].tolist() == [6, 6]  # 2 (4/2 + 6/6)
+
+
+def test_with_equal_steps_their_worth_is_reported_too():
+    """Two steps with momentum .5 are worth (2 - .75) / .5."""
+    method = begun(FedNova, initial=0.0, momentum=0.5)
+    assert feed(method, 1, arrays(4.0), arrays(6.0), extras=took(2, 2)) == {"effective_steps": 2.5}
+    assert method.global_model()["w"].tolist() == [5, 5]

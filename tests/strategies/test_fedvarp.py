@@ -23,6 +23,7 @@ def test_three_rounds_by_hand():
     method = begun(FedVARP)
     method.sample(1, range(4))
     assert send(method, 1, c0=2.0, c1=4.0) == [3, 3]
+    method.sample(2, range(3))  # one is away, but N stays
     assert send(method, 2, c1=4.0, c2=6.0) == [4.5, 4.5]
     assert send(method, 3, c0=5.0) == [4.5, 4.5]
     assert {client: y["w"][0] for client, y in method.updates.items()} == {0: 0.5, 1: 1.0, 2: 3.0}

@@ -134,3 +134,20 @@ def test_a_lost_visit_does_not_count_in_the_mean_duration():
     timed(method, 0, 4.0, None, 8.0)
     assert method.durations == {0: 6.0}
     assert (method.ended, method.visits) == ({0: 3}, {0: 2})
+
+
+def test_late_in_a_run_curiosity_and_speed_count_half_each_and_no_more():
+    """Sixty visits where twenty were planned; T = (6, 0, 0, 0, 0, 0), slot 0 is 1 ahead: a speed of 5/60."""
+    method = started()
+    timed(method, 0, 6.0)
+    method.ended[1], method.state.versions = 59, [3, 1]
+    assert weight(method, 0, 0) == pytest.approx(0.5 / 2**0.5 + 0.5 * 5 / 60)
+
+
+def test_the_spread_of_versions_is_told_at_the_end_of_a_round():
+    method = started()
+    for value in (6.0, 12.0, 24.0):
+        metrics = arrive(method, s1=value)
+    assert metrics["version_spread"] == 3
+    assert arrive(method, s0=3.0)["version_spread"] == 2
+    assert method.aggregate(method.round(1, last=False), []) == {}

@@ -12,6 +12,7 @@ from flwr.app import Error, Message
 
 from fedcross.engines.grid import identify
 from fedcross.strategies.round import clock, exchange, nodes, slot
+from fedcross.strategies.wire.records import views
 from tests.support.replies import reply
 
 #: What a client does with a request: (seconds until, reply), any number of times.
@@ -78,6 +79,12 @@ def trained(message: Message, value: float = 1.0) -> Message:
 def answers(*seconds: float, value: float = 1.0) -> Script:
     """Answer after so many seconds, several times if there are several."""
     return lambda message: [(after, trained(message, value)) for after in seconds]
+
+
+def scores(examples: int, loss: float, right: float) -> Script:
+    """Answer the model after a second, with these numbers: examples, loss and local accuracy."""
+    told = {"train-loss": loss, "local-accuracy": right}
+    return lambda message: [(1, reply(message, views(message.content.array_records["arrays"]), {}, examples, told))]
 
 
 def fails(seconds: float) -> Script:

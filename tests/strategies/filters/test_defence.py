@@ -75,3 +75,14 @@ def test_what_is_refused_does_not_raise_the_limit():
     defence = DefenceFilter(Defence(enabled=True), START)
     assert all(alone(defence, 1.0) for _ in range(4))
     assert not any(alone(defence, 20.0) for _ in range(60))
+
+
+def test_the_limits_are_the_settings_and_what_reaches_them_passes():
+    """The median is 1: 3 is shortened to 2, is refused beyond 2.9, and is as it was at 3."""
+    cut, lost, passed = (judged([1.0, 1.0, 3.0], **own) for own in ({"clip": 2}, {"quarantine": 2.9}, {"clip": 3}))
+    assert [float(upload.arrays["w"][0]) for upload in cut.uploads] == [1, 1, 2]
+    assert [upload.slot for upload, *_ in lost.refused] == [2]
+    assert float(passed.uploads[2].arrays["w"][0]) == 3
+    assert (cut.counts["clipped"], lost.counts["clipped"], passed.counts["clipped"]) == (1, 0, 0)
+    assert [one.num_examples for one in judged([1.0] * 3, examples=[10, 10, 25], weight=2).uploads] == [10, 10, 20]
+    assert judged([1.0, 1.0, 1.0], examples=[10, 10, 30]).counts["lightened"] == 0

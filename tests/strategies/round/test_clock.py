@@ -5,7 +5,12 @@ import pytest
 
 from fedcross.conf.compose import compose
 from fedcross.core.errors import ConfigError, StorageError
+from fedcross.strategies.method import Round, Task
+from fedcross.strategies.round import clock as clocks
 from fedcross.strategies.round.clock import ClockSettings, Devices, ReplayClock, VirtualClock, clock_of, deal
+from fedcross.strategies.round.slot import Slot
+from tests.support.replies import payload_of
+from tests.support.slots import MODEL
 
 
 def test_a_tenth_of_ten_clients_is_one_and_the_rest_goes_by_largest_remainder():
@@ -81,3 +86,30 @@ def test_a_record_of_another_run_is_refused(tmp_path):
     assert clock_of(settings, Devices(), 1, [3] * 5, 1).plan(0, 4, 1, 2.0, 0) == (2.0, True)
     with pytest.raises(ConfigError, match=r"visit 0 of the record ended after 2 s, and begins here after 2\.5 s"):
         clock_of(settings, Devices(), 1, [3] * 5, 1).plan(0, 4, 1, 2.5, 0)
+
+
+def test_a_round_of_slots_with_their_own_epochs_and_bytes_both_ways():
+    """10 examples at .5 seconds, 3 epochs and not the usual 2: 15; 12 bytes down and 12 up at 12 a second: 2."""
+    clock, arrays = VirtualClock(Devices(seconds_per_example=(0.5,), bytes_per_second=(12,)), 1, 2, [10, 10], 2), MODEL
+    place = Round(1, 0, (0, 1), 0)
+    slots = [
+        Slot(payload_of(Task(i, i, arrays, config=own)), place, place) for i, own in enumerate(({}, {"epochs": 3}))
+    ]
+    assert clock.longest(slots) == 17
+    assert clock.longest(slots[:1]) == 12
+    assert clock.longest([]) == 0
+
+
+def test_the_real_clock_goes_on_from_the_last_event_and_never_stands(clock):
+    real = clocks.RealClock()
+    assert real.now(7.0) > 7
+    clock.now += 3
+    assert real.now(8.0) == 10
+    assert real.now(10.0) > 10
+
+
+def test_the_class_of_a_processor_decides_the_width():
+    devices = Devices(shares=(0.5, 0.5), widths=(1.0, 0.4))
+    processors = VirtualClock(devices, 3, 10).processors
+    assert clocks.budgets_of(devices, 3, 10) == {client: (1.0, 0.4)[one] for client, one in enumerate(processors)}
+    assert clocks.budgets_of(Devices(), 3, 10) == {}

@@ -10,10 +10,11 @@ from fedcross.core.settings import Settings
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.fedcross import FedCross
 from fedcross.strategies.method import Method, Start, Task
+from fedcross.strategies.round.clock import Devices, VirtualClock
 from fedcross.strategies.round.run import open_run
 from fedcross.strategies.round.settings import RoundSettings
 from tests.support.slots import MODEL, asked, drawn, federation
-from tests.support.virtual import VirtualGrid, answers, fails, silent, trained
+from tests.support.virtual import VirtualGrid, answers, fails, scores, silent, trained
 
 
 def test_a_round_by_hand(clock):
@@ -63,6 +64,8 @@ def test_fewer_replies_than_min_replies_count_as_none(clock):
     report = driver.run_round(1, grid)
     assert report.rejected["too_few"] == 2
     assert driver.global_model()["w"].tolist() == [0, 0, 0]
+    assert (report.dropped, report.bytes_down, report.bytes_up, report.train_loss) == (3, 36, 0, None)
+    assert driver.ledger.clients.accepted == {}  # none of them goes on from what it has just stored
 
 
 def test_as_many_replies_as_min_replies_count(clock):
@@ -103,6 +106,54 @@ def test_exchanges_of_a_round(clock):
     assert driver.state.exchanges == [(1, 0, 3), (1, 1, 1)]
     assert (report.exchanges, report.clients) == (2, 4)
     assert asked(grid) == [*drawn(), drawn()[0]]
+
+
+def test_a_round_lasts_as_long_as_the_slowest_client_of_each_exchange(clock):
+    """Client i has i + 1 examples, a second each; the second exchange asks the first client alone."""
+    seconds = VirtualClock(Devices(seconds_per_example=(1,)), 0, 6, range(1, 7))
+    driver, grid = federation(clock, kind=Twice, seconds=seconds)
+    for number in (1, 2):
+        report, clients = driver.run_round(number, grid), drawn(number)
+        assert report.metrics["virtual_seconds"] == (max(clients) + 1) + (clients[0] + 1)
+
+
+def test_every_exchange_has_a_number_of_its_own(clock):
+    seen, names = [], ("round", "exchange", "visit", "client", "state", "keep")
+
+    def noted(message):
+        seen.append([message.content.config_records["config"][name] for name in names])
+        return answers(1)(message)
+
+    driver, grid = federation(clock, dict.fromkeys(range(6), noted), kind=Twice, clients_per_round=6)
+    for number in (1, 2):
+        driver.run_round(number, grid)
+    assert [one[:3] for one in seen] == [[1, 0, 1]] * 3 + [[1, 1, 2]] + [[2, 0, 3]] * 3 + [[2, 1, 4]]
+    for i, (*_, client, state, keep) in enumerate(seen):  # of the client's last accepted visit
+        assert state == keep == max([one[2] for one in seen[:i] if one[3] == client], default=0)
+
+
+def test_losses_count_by_examples_and_accuracies_alike_where_they_are_due(clock):
+    """(10 x 1 + 20 x 2 + 30 x 6) / 60; (.2 + .4 + .9) / 3 = .5."""
+    told = [(10, 1.0, 0.2), (20, 2.0, 0.4), (30, 6.0, 0.9)]
+    driver, grid = federation(clock, kind=FedAvg)
+    driver.local_due = lambda number: number == 2
+    for number in (1, 2):
+        grid.scripts.update({client: scores(*one) for client, one in zip(drawn(number), told)})
+        report = driver.run_round(number, grid)
+        assert report.train_loss == pytest.approx(230 / 60)
+        assert report.metrics.get("local_accuracy") == (pytest.approx(0.5) if number == 2 else None)
+
+
+def test_what_the_defence_refuses_costs_but_does_not_count(clock):
+    """Updates of 1, 2 and 9, the median 2: 9 is beyond 3 x 2; of 1, 2 and 3 the last is cut to 2."""
+    for last, expected in ((9, (1, 0, 24)), (3, (0, 1, 36))):
+        scripts = {client: answers(1, value=value) for client, value in zip(drawn(), (1, 2, last))}
+        driver, grid = federation(clock, scripts, kind=FedAvg, defence={"enabled": True})
+        report = driver.run_round(1, grid)
+        assert (report.dropped, report.clipped, report.bytes_up) == expected
+        assert (report.rejected["quarantined"], report.bytes_down) == (report.dropped, 36)
+        assert len(driver.ledger.clients.accepted) == 3 - report.dropped
+        assert driver.global_model()["w"] == pytest.approx([1.5 if last == 9 else 5 / 3] * 3)
 
 
 def test_a_resumed_run_goes_on_to_the_bit(clock):

@@ -33,6 +33,7 @@ def test_a_failed_slot_goes_to_a_spare_client(clock):
     report, grid = run(clock, {drawn()[0]: fails(1)}, reassign=1)
     assert asked(grid) == [*drawn(), spares()[0]]
     assert (report.dropped, report.spares, report.clients) == (0, 1, 4)
+    assert (report.bytes_down, report.bytes_up) == (4 * 12, 3 * 12)
 
 
 def test_no_more_spares_than_allowed(clock):
@@ -59,12 +60,15 @@ def test_a_hedged_slot_goes_to_two_and_the_first_reply_wins(clock):
     report, grid = run(clock, {drawn()[0]: answers(30)}, hedge=1)
     assert asked(grid) == [*drawn(), spares()[0]]
     assert (report.spares, report.dropped, clock.now < 3) == (1, 0, True)
+    report, _ = run(clock, {}, hedge=1)  # both answer at once
+    assert (report.rejected, report.bytes_down, report.bytes_up) == ({"superseded": 1}, 4 * 12, 3 * 12)
 
 
 def test_a_request_without_a_reply_is_repeated_once(clock):
     report, grid = run(clock, {drawn()[0]: deaf_once()}, resend_s=10)
     assert asked(grid) == [*drawn(), drawn()[0]]
     assert (report.dropped, 10 < clock.now < 15) == (0, True)
+    assert (report.clients, report.spares, report.bytes_down) == (4, 0, 4 * 12)
     report, grid = run(clock, {drawn()[0]: silent}, resend_s=10)
     assert (report.dropped, len(asked(grid))) == (1, 4)
 

@@ -63,3 +63,11 @@ def test_after_an_answer_most_connected_devices_must_refuse():
     told(ledger, "ConfigError: bad", 1, 2)
     with pytest.raises(ConfigError):
         ledger.end_if_common({1, 2}, 3, 3, answered=False)
+
+
+def test_the_error_of_an_earlier_round_is_forgotten():
+    """Each of the two failed once, but never both in one round."""
+    ledger = Ledger(LOCAL)
+    for client in (1, 2):
+        told(ledger, "NameError: x", client)
+        ledger.end_if_common({1, 2}, client, 4, answered=False)

@@ -11,7 +11,7 @@ from fedcross.strategies.fedcross_async import FedCrossAsync
 from fedcross.strategies.round.clock import Devices, RealClock, ReplayClock, VirtualClock
 from tests.support.federation import run, same
 from tests.support.slots import federation
-from tests.support.virtual import answers, fails, silent
+from tests.support.virtual import answers, fails, scores, silent
 
 
 class Seconds(VirtualClock):
@@ -131,6 +131,8 @@ def test_a_resumed_run_continues_the_visits_under_way(clock):
     again.run_round(3, other)
     assert told(rest, "visit", "client", "finish") == told(ended[done:], "visit", "client", "finish")
     assert (again.state.pool.rows == whole.state.pool.rows).all()
+    assert again.ledger.clients == whole.ledger.clients  # a visit that was under way has been asked for once
+    assert again.report.metrics == whole.report.metrics
 
 
 def test_a_replay_repeats_the_visits_of_a_run(clock):
@@ -193,3 +195,35 @@ def test_what_has_ended_but_is_not_used_outlives_a_checkpoint(clock, tmp_path):
 def test_what_needs_whole_rounds_is_refused(clock, setting):
     with pytest.raises(ConfigError, match="asynchronous"):
         federation(clock, kind=FedAsync, **setting)
+
+
+def test_the_report_of_a_round_counts_its_own_visits_alone(clock):
+    """Round 3 of the first test: two visits end after 1 s, one of them four uploads late; each model has 12 bytes."""
+    driver, grid, _ = begun(clock, Seconds(5.0, 1.0, 1.0))
+    found = [driver.run_round(number, grid) for number in (1, 2, 3)]
+    assert [report.metrics["virtual_seconds"] for report in found] == [2, 2, 1]
+    late = [(report.metrics["staleness_mean"], report.metrics["staleness_max"]) for report in found]
+    assert late == [(0, 0), (0, 0), (2, 4)]
+    assert [(one.exchanges, one.clients, one.bytes_down, one.bytes_up) for one in found] == [(1, 2, 24, 24)] * 3
+
+
+def test_a_lost_visit_costs_its_request_and_brings_nothing(clock):
+    driver, grid, _ = begun(clock, Seconds(1.0, 1.5, 4.0), {0: fails(0.1)})
+    report = driver.run_round(1, grid)
+    assert (report.clients, report.dropped, report.bytes_down, report.bytes_up) == (2, 1, 24, 12)
+    assert report.rejected == {"client_error": 1}
+    assert driver.ledger.clients.accepted.keys() == {1}
+    never, other, _ = begun(clock, Seconds(9.0, 2.0, 2.0, deadline_s=3.0))
+    report = never.run_round(1, other)
+    assert (report.bytes_down, report.bytes_up) == (12, 12)  # nobody was sent the other model
+
+
+def test_losses_of_visits_count_by_examples_and_accuracies_alike(clock):
+    """(10 x 2 + 30 x 4) / 40 = 3.5; (.5 + .9) / 2 = .7."""
+    scripts = {0: scores(10, 2.0, 0.5), 1: scores(30, 4.0, 0.9)}
+    for due in (True, False):
+        driver, grid, _ = begun(clock, Seconds(1.0, 1.0), scripts)
+        driver.local_due = lambda number, due=due: due
+        report = driver.run_round(1, grid)
+        assert report.train_loss == pytest.approx(3.5)
+        assert report.metrics.get("local_accuracy") == (pytest.approx(0.7) if due else None)
