@@ -138,8 +138,9 @@ def test_a_long_run_s_curve_is_thinned_and_ends_with_the_newest_round(clock):
     assert len(board.snapshot()["curve"]) == 400
     board.round_finished(entry(401, test_accuracy=None))  # not evaluated: no point
     board.round_finished(entry(402))
+    board.round_finished(entry(403))
     curve = [point["round"] for point in board.snapshot()["curve"]]
-    assert (len(curve), curve[:2], curve[-1]) == (201, [1, 3], 402)
+    assert (len(curve), curve[:2], curve[-1]) == (201, [2, 4], 403)
 
 
 def test_the_devices_that_were_heard_last_are_shown(clock):
@@ -151,10 +152,11 @@ def test_the_devices_that_were_heard_last_are_shown(clock):
         clock.now += 1
         if client:
             board.request("reply_accepted", sent(client, client) | {"seconds": 1.0, "bytes_up": 10 + client})
+    board.request("reply_accepted", sent(3, 3) | {"seconds": 1.0, "bytes_up": 7})
     board.request("request_lost", sent(0, 0) | {"reason": "lost", "detail": ""})
     found = board.snapshot()
     assert [one["client"] for one in found["devices"]] == list(range(3, 103))
-    assert (found["devices"][0]["seen"], found["devices"][0]["bytes_up"]) == (1004.0, 13)
+    assert (found["devices"][0]["seen"], found["devices"][0]["bytes_up"]) == (1103.0, 20)
     assert found["slots"][0]["state"] == "lost"
     board.request("round_started", {"round": 4, "clients": []})
     assert (board.snapshot()["slots"], board.snapshot()["totals"]["requests"]) == ([], 103)
