@@ -112,7 +112,6 @@ def test_a_crash_leaves_no_checkpoint_without_its_digest(tmp_path, monkeypatch):
 
 
 def test_the_digest_of_a_round_covers_names_shapes_types_and_values(tmp_path):
-    """The first two states are equal; each further one differs in one thing."""
     a = np.arange(6, dtype=np.int32)
     arrays = [{"w": a}, {"w": a.copy()}, {"v": a}, {"w": a.reshape(2, 3)}, {"w": a.view(np.float32)}, {"w": a[::-1]}]
     for number, found in enumerate(arrays):

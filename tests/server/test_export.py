@@ -100,9 +100,5 @@ def test_the_command(run, tmp_path, capsys):
 def test_a_file_says_how_raw_pictures_become_inputs():
     """Digits have values 0 to 16: a program elsewhere needs scale, mean and deviation as numbers."""
     found = notes(digits.load(digits.Params(mean=(0.25,), std=(0.5,))))
-    assert {name: json.loads(found[name]) for name in ("scale", "mean", "std")} == {
-        "scale": 16,
-        "mean": [0.25],
-        "std": [0.5],
-    }
+    assert [json.loads(found[name]) for name in ("scale", "mean", "std")] == [16, [0.25], [0.5]]
     assert (found["task"], found["inputs"]) == ("digits", "float32")

@@ -53,7 +53,7 @@ def test_the_result_of_a_run():
 
 
 def test_the_last_ten_evaluations_and_the_best_ten_in_a_row():
-    """Twelve evaluations: .9 and .1, five of .4, five of .2: the best ten end with four .2; the last ten are .3."""
+    """Twelve evaluations: .9 and .1, five of .4, five of .2: the first ten are the best, the last ten are .3."""
     accuracies = [0.9, 0.1, *[0.4] * 5, *[0.2] * 5]
     found = result_of([line(2 * i + 1, accuracy) for i, accuracy in enumerate(accuracies)], {}, 24)
     assert (found["last_ten_accuracy"], found["smoothed_accuracy"]["mean"]) == pytest.approx((0.3, 0.36))

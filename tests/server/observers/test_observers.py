@@ -2,16 +2,12 @@
 
 import io
 import json
-import sys
 from collections import Counter
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.events import log_format
-from fedcross.server.observers.messages import LOGGERS, Bar, Events, PlainLines, open_logger
+from fedcross.server.observers.messages import LOGGERS, Bar, PlainLines, open_logger
 from fedcross.server.observers.records import Requests, Visits
 
 RUN = {"run": "abc", "method": "fedcross", "task": "digits", "rounds": 4, "after_round": 0}
@@ -40,19 +36,6 @@ def test_a_line_per_evaluated_round_in_percent():
     lines.round_finished(ENTRY | {"round": 3, "test_accuracy": 0.12345})
     text = "fedcross digits  round 3/4  accuracy 12.35 %  pool similarity 0.250  1 of 4 clients lost\n"
     assert said.getvalue() == text
-
-
-@pytest.mark.parametrize("resumed", [False, True])
-def test_a_run_that_stop_at_ends_says_how_far_it_is_and_one_that_fails_does_not(capsys, resumed):
-    with log_format("json"):
-        for error in (None, OSError("full")):
-            told = Events()
-            told.run_started(RUN | {"after_round": 2}, [])
-            for number in () if resumed else (3,):
-                told.round_finished(ENTRY | {"round": number})
-            told.run_ended(None, error)
-    found = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [one["rounds"] for one in found if one["event"] == "run_stopped"] == [2 if resumed else 3]
 
 
 # ---- loggers ------------------------------------------------------------------------------------------------------
@@ -115,33 +98,3 @@ def test_visits_of_rounds_that_are_repeated_are_removed(tmp_path, caplog):
     second.run_started(RUN, [])
     second.run_ended(None)
     assert [json.loads(line)["visit"] for line in second.file.path.read_text().splitlines()] == [0, 1]
-
-
-@pytest.mark.parametrize("error", [None, OSError("full")])
-def test_weights_and_biases_gets_the_runs_id_its_rounds_and_how_it_ended(tmp_path, monkeypatch, error):
-    wandb = Mock()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    logger = open_logger({"name": "wandb", "project": "mine"}, tmp_path / "here", {"train.lr": 0.1})
-    logger.run_started(RUN, [])
-    logger.round_finished(ENTRY | {"round": 3})
-    logger.run_ended(None, error)
-    given = wandb.init.call_args.kwargs
-    assert (given["id"], given["project"], given["mode"], given["name"]) == ("abc", "mine", "offline", "here")
-    numbers = {"test_accuracy": 0.5, "dropped": 1.0, "clients": 4.0, "pool_similarity_mean": 0.25}
-    wandb.init().log.assert_called_once_with(numbers, step=3)
-    wandb.init().finish.assert_called_once_with(exit_code=0 if error is None else 1)
-
-
-def test_mlflow_goes_on_with_the_run_that_the_folder_names(tmp_path, monkeypatch):
-    client = Mock()
-    client.create_run.return_value = SimpleNamespace(info=SimpleNamespace(run_id="r1"))
-    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=lambda _: client))
-    monkeypatch.setitem(sys.modules, "mlflow", Mock())
-    for number, error in ((1, OSError("full")), (2, None)):
-        logger = open_logger({"name": "mlflow"}, tmp_path, {"train.lr": 0.1})
-        logger.run_started(RUN, [])
-        logger.round_finished({"round": number, "test_accuracy": 0.5})
-        logger.run_ended(None, error)
-    client.create_run.assert_called_once()
-    assert [call.kwargs["step"] for call in client.log_metric.call_args_list] == [1, 2]
-    assert [call.args for call in client.set_terminated.call_args_list] == [("r1", "FAILED"), ("r1", "FINISHED")]
