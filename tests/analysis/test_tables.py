@@ -1,5 +1,7 @@
 """Tables of a report: numbers worked by hand, Markdown and LaTeX."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -57,6 +59,26 @@ def test_paired_differences_are_scipys():
     half = stats.t.ppf(0.975, 2) * np.std(d, ddof=1) / np.sqrt(3)
     assert (found["low"], found["high"]) == pytest.approx((0.1 - half, 0.1 + half))
     assert np.isnan(found["wilcoxon"])
+
+
+@pytest.mark.parametrize(("pairs", "t", "wilcoxon"), [(2, False, None), (5, True, None), (6, True, 2 / 2**6)])
+def test_a_test_needs_enough_pairs(pairs, t, wilcoxon):
+    """All differences are above 0: of 2^n signs only two are as extreme. The difference is the mean of 1, 2, ..."""
+    found = paired(pd.Series(np.arange(1.0, pairs + 1)), pd.Series(np.zeros(pairs)))
+    assert (found["n"], found["difference"]) == (pairs, (pairs + 1) / 2)
+    assert np.isnan(found["t"]) != t
+    assert found["wilcoxon"] == pytest.approx(wilcoxon or np.nan, nan_ok=True)
+
+
+def test_what_a_defence_did_is_per_round_of_the_runs_that_had_one(tmp_path):
+    """Four rounds with the defence, 2 quarantined and 3 clipped in each; the other run does not count."""
+    for name, enabled in (("on", True), ("off", False)):
+        folder = write_run(tmp_path / name, [0.1] * 4, config("fedavg", 1, 4, defence={"enabled": enabled}))
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        more = {"rejected": {"quarantined": 2, "late": 9}, "clipped": 3}
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line | more) + "\n" for line in lines))
+    note = tables.accuracy_table(runs_frame(load_runs([tmp_path])[0])[0]).note
+    assert "1 of 2 runs: 3 clipped, 0 lightened, 2 quarantined" in note
 
 
 def test_holm_by_hand():

@@ -53,3 +53,5 @@ def test_status_names_devices_that_are_away_and_runs():
     assert "offline" in text
     assert "1 under way, 1 failed" in text
     assert "/outputs/a" in text
+    many = "\n".join(summary("superlink:8000", [], [run(number) for number in range(12, 0, -1)]))
+    assert ("12 failed" in many, "10:00:03" in many, "10:00:02" in many) == (True, True, False)  # ten, the newest

@@ -24,6 +24,8 @@ def test_a_write_that_fails_leaves_nothing_that_would_stay(tmp_path: Path) -> No
     written = sample.write(tmp_path, ["porch"])
     assert [str(path.relative_to(tmp_path)) for path in written] == ["porch/data.npz", "server/data.npz"]
     assert np.load(written[0])["x"].shape[1:] == (1, 8, 8)
+    assert (np.load(written[0])["x"].min(), np.load(written[0])["x"].max()) == (0, 1)
+    assert (np.load(written[1])["x_test"].min(), np.load(written[1])["x_test"].max()) == (0, 1)
     assert np.load(written[1])["x_test"].shape[1:] == (1, 8, 8)
     assert {path.stat().st_mode & 0o777 for path in written} == {0o644}
     assert sample.write(tmp_path, ["porch"]) == []

@@ -6,6 +6,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from fedcross.core.errors import StorageError
@@ -39,6 +40,11 @@ def test_a_device_trusts_the_server_of_its_authority_and_no_other(tmp_path):
     authority = make_authority(tmp_path / "ca")
     pair = make_server(authority, tmp_path / "server", ["fl.example.org", "192.0.2.7"])
     assert served(pair, ssl.create_default_context(cafile=str(authority.public))).startswith("TLSv1")
+    certificate, now = read_certificate(pair.public), datetime.now(UTC)
+    assert timedelta(days=364) < certificate.not_valid_after_utc - now <= timedelta(days=365)
+    assert certificate.not_valid_before_utc < now - timedelta(minutes=55)  # a device's clock may be behind
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(one) for one in names.get_values_for_type(x509.IPAddress)] == ["192.0.2.7"]
     other = make_authority(tmp_path / "other")
     with pytest.raises(ssl.SSLCertVerificationError):
         served(pair, ssl.create_default_context(cafile=str(other.public)))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,3 +105,29 @@ def test_signals_that_the_user_ignores_stay_ignored() -> None:
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_end_of_a_log_is_its_last_30_lines(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"{i}\n" for i in range(40)))
+    assert processes.tail(tmp_path / "log").split() == [str(i) for i in range(10, 40)]
+    assert "empty" in processes.tail(tmp_path / "none")
+
+
+def test_a_process_that_ends_is_started_again_after_longer_and_longer_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, then 1 s and 2 s after the last start; at 302 s only the start at 3 s is of the last 300 s."""
+    now = [0.0]
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    monkeypatch.setattr(processes, "MOST_RESTARTS", 3)
+    times = {0.0: True, 0.9: False, 1.0: True, 2.9: False, 3.0: True, 302.0: True, 303.0: True, 305.0: True}
+    with Family(tmp_path, dict(os.environ)) as family:
+        family.start("x", ["true"]).wait()
+        for moment, starts in times.items():
+            now[0] = moment
+            assert family.revive() == ["x"] * starts, moment
+            while not family.ended():
+                time.sleep(0.01)
+        now[0] = 310.0
+        with pytest.raises(FederationError, match="3 times"):
+            family.revive()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedcross.core.errors import FederationError
+from fedcross.core.settings import join, split
 from fedcross.engines import runs
 
 
@@ -37,3 +38,13 @@ def test_only_deaths_without_a_checkpoint_in_between_end_a_run(tmp_path, monkeyp
     with nullcontext() if advances else pytest.raises(FederationError, match="killed"):
         runs.complete(None, tmp_path, f"output={tmp_path}", [].append)
     assert len(starts) == 1 + runs.MOST_DEATHS * (2 if advances else 1)
+
+
+def test_a_run_that_died_goes_on_in_its_folder_once_it_has_a_checkpoint(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    before = join([f"output={tmp_path}", "rounds=3"])
+    assert runs.continued(before) == before
+    (tmp_path / "checkpoints" / "round-000001.safetensors").touch()
+    after = runs.continued(before)
+    assert split(after) == [f"output={tmp_path}", "rounds=3", f"resume='{tmp_path}'"]
+    assert runs.continued(after) == after

@@ -124,6 +124,7 @@ def test_who_touched_the_model():
         line(2, client=5, verdict="quarantined"),
         line(3, client=6, verdict="lost", node=None, key=None),
         line(3, client=4, node=8, key="cd"),
+        line(3, client=5, verdict="not_needed"),  # neither rejected nor lost
     ]
     table = [row.split() for row in devices(lines).splitlines()[1:]]
     assert table == [

@@ -109,3 +109,14 @@ def test_a_crash_leaves_no_checkpoint_without_its_digest(tmp_path, monkeypatch):
         checkpoints.save(2, STATE, {"run": "x"})
     assert checkpoints.rounds() == [1]
     assert [line["round"] for line in map(json.loads, (tmp_path / DIGESTS).read_text().splitlines())] == [1, 2]
+
+
+def test_the_digest_of_a_round_covers_names_shapes_types_and_values(tmp_path):
+    a = np.arange(6, dtype=np.int32)
+    arrays = [{"w": a}, {"w": a.copy()}, {"v": a}, {"w": a.reshape(2, 3)}, {"w": a.view(np.float32)}, {"w": a[::-1]}]
+    for number, found in enumerate(arrays):
+        Checkpoints(tmp_path).save(number, State(found, {"n": 1}), {"run": str(number)})
+    Checkpoints(tmp_path).save(6, State({"w": a}, {"n": 2}), {})
+    told = [json.loads(line)["digest"] for line in (tmp_path / DIGESTS).read_text().splitlines()]
+    assert told[0] == told[1]
+    assert len(set(told)) == 6

@@ -25,6 +25,16 @@ def test_seeds_and_lengths_share_a_cell():
     assert found[0].evaluations == 2 * 3  # rounds 4, 8 and 10
 
 
+def test_only_what_is_left_of_a_run_costs_and_evaluations_count(tmp_path, capsys):
+    """Rounds 1 to 4 are done, stop_at=8: four rounds of 1350 s, and an evaluation of 1800 s after round 8."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n" * 4)
+    found = checked_plan([*TINY, "rounds=10", "stop_at=8", "evaluate_every=4", "output=run"])
+    assert [(cell.runs, cell.rounds, cell.evaluations) for cell in cells(found)] == [(1, 4, 1)]
+    show(found, lambda _: (1350.0, 1800.0))
+    assert "2 hours" in capsys.readouterr().out
+
+
 def test_a_table_with_a_total_and_the_reason_for_a_cell_without(capsys):
     def pace(settings):
         if "method=fedcross" in settings:

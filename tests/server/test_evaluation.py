@@ -8,6 +8,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from fedcross.engines.grid import identify
 from fedcross.server.evaluation import across_clients
+from fedcross.tasks.accuracies import spread
 from fedcross.tasks.models.width import FULL
 from fedcross.tasks.scoring import Evaluation
 from tests.support.slots import federation
@@ -55,3 +56,11 @@ def test_an_accuracy_that_is_none_does_not_count(monkeypatch):
     assert found["client_accuracy"] == {"0": 0.5, "5": 0.7}
     assert found["client_accuracy_mean"] == pytest.approx(0.6)
     assert found["client_accuracy_worst_tenth"] == 0.5
+
+
+@pytest.mark.parametrize(("clients", "worst"), [(9, 0.0), (19, 0.0), (20, 0.5), (29, 0.5), (30, 1.0)])
+def test_the_worst_tenth_is_the_mean_of_the_lowest_of_every_ten(clients, worst):
+    """Accuracies 0, 1, 2, ... in any order: the lowest 1, 1, 2, 2 and 3 of them."""
+    found = spread([float(i) for i in range(clients)][::-1], "x")
+    assert found["x_worst_tenth"] == worst
+    assert found["x_std"] ** 2 == pytest.approx((clients**2 - 1) / 12)

@@ -9,7 +9,8 @@ from safetensors.numpy import load_file
 
 import fedcross
 from fedcross.core.errors import StorageError
-from fedcross.server.export import export, network
+from fedcross.server.export import export, network, notes
+from fedcross.tasks import digits
 from tests.support.command import subcommand
 from tests.support.slices import THREE
 
@@ -37,6 +38,7 @@ def test_rounds_and_middleware_models(run):
     mean = {name: np.mean([m[name] for m in models], axis=0) for name in models[0]}
     final = load_file(run / "model.safetensors")
     assert all(np.allclose(mean[name], final[name], atol=1e-6) for name in final)
+    assert any((array != final[name]).any() for name, array in load_file(first).items())  # not the newest round's
     for wrong, words in (
         ({"number": 9}, "round 1, 2, 3"),
         ({"model": 2}, "models 0 to 1"),
@@ -93,3 +95,10 @@ def test_the_command(run, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out.strip() == str(tmp_path / "m.safetensors")
     assert "load_file" in err
+
+
+def test_a_file_says_how_raw_pictures_become_inputs():
+    """Digits have values 0 to 16: a program elsewhere needs scale, mean and deviation as numbers."""
+    found = notes(digits.load(digits.Params(mean=(0.25,), std=(0.5,))))
+    assert [json.loads(found[name]) for name in ("scale", "mean", "std")] == [16, [0.25], [0.5]]
+    assert (found["task"], found["inputs"]) == ("digits", "float32")

@@ -49,6 +49,15 @@ def test_the_result_of_a_run():
     assert (found["class_accuracy"], found["bytes_total"], found["seconds_total"]) == ([0.4, None], 12, 2.0)
     assert (found["local_accuracy"], found["validation_accuracy"]) == (0.5, 0.4)
     assert "width_replies" not in found
+    assert found["smoothed_accuracy"] == pytest.approx({"mean": 0.4, "std": (0.08 / 3) ** 0.5, "window": 3})
+
+
+def test_the_last_ten_evaluations_and_the_best_ten_in_a_row():
+    """Twelve evaluations: .9 and .1, five of .4, five of .2: the first ten are the best, the last ten are .3."""
+    accuracies = [0.9, 0.1, *[0.4] * 5, *[0.2] * 5]
+    found = result_of([line(2 * i + 1, accuracy) for i, accuracy in enumerate(accuracies)], {}, 24)
+    assert (found["last_ten_accuracy"], found["smoothed_accuracy"]["mean"]) == pytest.approx((0.3, 0.36))
+    assert (found["smoothed_accuracy"]["window"], found["best_accuracy"]) == (10, 0.9)
 
 
 def test_widths_are_counted_and_the_models_score_stands_for_a_lost_line():

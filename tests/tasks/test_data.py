@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedcross.core.errors import ConfigError
+from fedcross.core.errors import ConfigError, DataError
 from fedcross.core.settings import Settings
 from fedcross.tasks import data
 from fedcross.tasks.base import Examples, Partition, Task
 from fedcross.tasks.data import FederatedData, held_out
-from fedcross.tasks.reading.params import stratified
+from fedcross.tasks.reading.params import limited, stratified
 from fedcross.tasks.scoring import scores
 
 
@@ -63,6 +63,28 @@ def test_a_client_is_scored_on_its_own_view_of_its_test_inputs():
     parts = Partition([y, y], [np.array([0]), np.array([1, 2])], transform=lambda client, raw: raw + 10 * client)
     inputs, labels = FederatedData(whole, parts).client_test(1, torch.device("cpu"))
     assert (inputs.tolist(), labels.tolist()) == ([11, 12], [1, 0])
+
+
+def test_a_client_that_does_not_exist_or_has_nothing_is_refused_and_a_device_has_one_part():
+    y, cpu = np.array([0, 1, 0]), torch.device("cpu")
+    whole = Task("t", Examples(np.arange(3), y), Examples(np.arange(3), y), 2, (1,), torch.from_numpy)
+    several = FederatedData(whole, Partition([np.array([2, 0]), y[:0]]))
+    assert [found.tolist() for found in several.client(0, cpu)] == [[2, 0], [0, 0]]
+    for client, told in ((-1, "clients 0 to 1"), (2, "clients 0 to 1"), (1, "no training examples")):
+        with pytest.raises(DataError, match=told):
+            several.client(client, cpu)
+    device = FederatedData(whole, Partition([np.array([1])], own=True))
+    assert device.client(7, cpu)[0].tolist() == [1]
+
+
+def test_what_is_held_out_is_rounded_by_class_and_leaves_one_and_a_limit_keeps_the_order():
+    """A tenth of 4, 5 and 15 is .4, .5 and 1.5: none, one, two. Of two examples one stays, whatever is asked."""
+    y = np.repeat([0, 1, 2], [4, 5, 15])
+    kept, held = stratified(y, 0.1, "x")
+    assert (np.bincount(y[held], minlength=3).tolist(), len(kept)) == ([0, 1, 2], 21)
+    assert [len(part) for part in stratified(np.zeros(2, np.int64), 0.99, "x")] == [1, 1]
+    some = limited(Examples(np.arange(100), np.arange(100)), 10, "train").x.tolist()
+    assert (len(some), sorted(some), some[9] > 50) == (10, some, True)  # from everywhere, not the first ones
 
 
 def test_data_is_loaded_once_but_split_anew_for_another_seed():

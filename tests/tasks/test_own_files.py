@@ -196,3 +196,9 @@ def test_a_partitioner_that_cannot_be_used(settings, told):
 def test_empty_cells_are_filled_by_what_the_training_rows_say():
     table = pd.DataFrame({"a": [1.0, 3.0, None, 100.0]})
     assert filled(table, ["a"], table[:2], "mean")["a"].tolist() == [1.0, 3.0, 2.0, 100.0]
+
+
+def test_a_feature_with_one_value_is_standardised_to_zero(tmp_path):
+    (tmp_path / "data.csv").write_text("a,b,label\n1,7,x\n3,7,y\n")
+    task = read(tmp_path, standardise=True, test_fraction=0)
+    assert task.prepare(task.train.x).tolist() == [[-1, 0], [1, 0]]

@@ -132,6 +132,10 @@ def test_permuted_moves_pixels_and_nothing_else():
         for channel, moved_channel in zip(image, moved):  # every channel in the same order
             assert moved_channel.ravel().tolist() == channel.ravel()[order].tolist()
     assert not np.array_equal(partition.transform(0, task.train.x), out)
+    assert [part.tolist() for part in partition.test] == [[0, 2, 4], [1, 3]]
+    seen = partition.test_transform(np.array([3, 4]), task.test.x[3:])  # by clients 1 and 0
+    assert np.array_equal(seen[0], partition.transform(1, task.test.x[3:4])[0])
+    assert np.array_equal(seen[1], partition.transform(0, task.test.x[4:])[0])
 
 
 def users_task():
@@ -204,10 +208,11 @@ def test_indices_faults_name_the_file(tmp_path, content):
 
 
 def test_classes_shared_label_is_divided():
-    task = toy([0, 0, 0, 0, 1, 2], classes=3)
+    task = toy([0, 0, 0, 0, 1, 2], classes=3, test_labels=[0, 1, 2, 0])
     partition = classes.split(classes.Params(groups=((0, 1), (0,))), task, 0)
     assert [len(part) for part in partition.train] == [3, 2]  # two zeros each, and the one; label 2 is left out
     assert not set(partition.train[0]) & set(partition.train[1])
+    assert [part.tolist() for part in partition.test] == [[0, 1, 3], [0, 3]]
 
 
 def test_groups_of_dirichlet_equal_draw_apart(monkeypatch):

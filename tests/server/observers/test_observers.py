@@ -1,12 +1,13 @@
 """Observers: each one alone, with the five calls."""
 
+import io
 import json
 from collections import Counter
 
 import pytest
 
 from fedcross.core.errors import ConfigError, StorageError
-from fedcross.server.observers.messages import LOGGERS, Bar, open_logger
+from fedcross.server.observers.messages import LOGGERS, Bar, PlainLines, open_logger
 from fedcross.server.observers.records import Requests, Visits
 
 RUN = {"run": "abc", "method": "fedcross", "task": "digits", "rounds": 4, "after_round": 0}
@@ -25,6 +26,15 @@ def test_the_bar_fits_the_terminal(monkeypatch, columns, capsys):
     bar.round_finished(ENTRY)
     bar.run_ended({})
     assert "1/4" in capsys.readouterr().out
+
+
+def test_a_line_per_evaluated_round_in_percent():
+    said = io.StringIO()
+    lines = PlainLines(said)
+    lines.run_started(RUN, [])
+    lines.round_finished(ENTRY | {"round": 2, "test_accuracy": None})
+    lines.round_finished(ENTRY | {"round": 3, "test_accuracy": 0.12345})
+    assert said.getvalue().endswith("round 3/4  accuracy 12.35 %  pool similarity 0.250  1 of 4 clients lost\n")
 
 
 # ---- loggers ------------------------------------------------------------------------------------------------------
