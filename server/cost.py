@@ -48,7 +48,7 @@ def cells(plan: Plan) -> list[Cell]:
         left = range(len(Lines(folder / "metrics.jsonl").read()) + 1, last + 1)
         cell.runs += 1
         cell.rounds += len(left)
-        cell.evaluations += sum(number % config.evaluate_every == 0 or number == last for number in left)
+        cell.evaluations += sum(number % config.evaluate_every == 0 or number == config.rounds for number in left)
     return list(found.values())
 
 

@@ -31,6 +31,8 @@ def test_only_what_is_left_of_a_run_costs_and_evaluations_count(tmp_path, capsys
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n" * 4)
     found = checked_plan([*TINY, "rounds=10", "stop_at=8", "evaluate_every=4", "output=run"])
     assert [(cell.runs, cell.rounds, cell.evaluations) for cell in cells(found)] == [(1, 4, 1)]
+    stopped = checked_plan([*TINY, "rounds=10", "stop_at=7", "evaluate_every=4", "output=run"])
+    assert [cell.evaluations for cell in cells(stopped)] == [0]
     show(found, lambda _: (1350.0, 1800.0))
     assert "2 hours" in capsys.readouterr().out
 
