@@ -79,7 +79,7 @@ def complete(
     """Start a run and follow it until it has completed; continue it after the death of a server process.
 
     `started` receives the id of each Flower run. Raises FederationError if the ServerApp raises an error, somebody
-    stops the run, or it dies :data:`MOST_DEATHS` times without a finished round in between.
+    stops the run, or it dies more than :data:`MOST_DEATHS` times without a checkpoint in between.
     """
     deaths, reached = 0, _checkpoints(overrides)
     while True:
