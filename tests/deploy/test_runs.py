@@ -37,6 +37,7 @@ def test_a_run_of_another_app_has_no_folder():
 def test_names_of_runs():
     known = [run(3, overrides="output=/outputs/b"), run(2, "running"), run(1)]
     assert [chosen(known, name).run_id for name in ("last", "1", "a", "/outputs/a", "b")] == [3, 1, 2, 2, 3]
+    assert chosen([run(4), run(2, "running")], "a").run_id == 2  # one that is under way before a newer one that ended
     with pytest.raises(ConfigError, match="no such run"):
         chosen(known, "c")
     with pytest.raises(ConfigError, match="no such run"):

@@ -157,6 +157,18 @@ def test_the_methods_own_examples_are_no_batch(count: int) -> None:
     compared(net, Public(count), clients, compiled=True)
 
 
+class Counting(Objective):
+    """Weights a batch by its number of examples."""
+
+    def loss(self, net: Net, params: Tensors, buffers: Tensors, batch: Batch, prepared: Prepared) -> Tensor:
+        return super().loss(net, params, buffers, batch, prepared) * len(batch.y)
+
+
+def test_a_loss_that_counts_the_rows_is_not_padded() -> None:
+    net, clients = made(Plain, 14, 11)
+    compared(net, Counting(Settings()), clients, compiled=False)
+
+
 class Drawing(Public):
     """Draws random numbers."""
 
