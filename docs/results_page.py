@@ -89,10 +89,11 @@ class Page:
                 curve = run.curve[told.get("curve", "accuracy")].loc[int(told.get("from", 1)) :]
                 row = found.setdefault(str(run.settings["objective.name"]), {})
                 row.setdefault(str(run.settings["method.name"]), []).append(100 * curve.mean())
-        servers = list(dict.fromkeys(server for row in found.values() for server in row))
+        servers = sorted({server for row in found.values() for server in row})
         rows = []
-        for clients, row in found.items():
-            cells = {server: f"{np.mean(row[server]):.1f}{_spread(row[server])}" for server in servers if server in row}
+        for clients, row in sorted(found.items()):
+            kept = {server: row.get(server, []) for server in servers}
+            cells = {name: f"{np.mean(values):.1f}{_spread(values)}" if values else "" for name, values in kept.items()}
             rows.append({"clients": clients} | cells)
         return _table(rows)
 

@@ -155,7 +155,7 @@ def _patches(
         for c in range(channels):
             kernel = own + _word(c * high) * step
             count = 0
-            for k in range(windows):  # those with a gradient, without a branch
+            for k in range(windows):  # no branch: a window without gradient is overwritten by the next
                 g = gradient[i, k, c]
                 patch[count] = first + _word(i * image + places[(i * windows + k) * channels + c]) * _word(4)
                 factor[count] = g
