@@ -145,7 +145,7 @@ def _back(
     """
     from fedcross.tasks.models import pooling_loop as loop
 
-    # A row of a patch: `columns * depth` floats of the padded pictures, channels last, side by side, taken `run` at once.
+    # A patch's row is `columns * depth` floats of the padded pictures, channels last, taken `run` at once.
     (n, depth, high, wide), (channels, _, rows, columns), (down, right) = x.shape, weight.shape, padding
     run = -(-columns * depth // loop.LANES) * loop.LANES
     line = (wide + 2 * right) * depth
