@@ -73,7 +73,7 @@ class MaxPool2(nn.MaxPool2d):
         if (made := _made(x)) is not None:
             return cast(Tensor, _Both.apply(made.x, made.weight, made.bias, x.detach(), made.padding))
         height, width = (size // 2 * 2 for size in x.shape[-2:])
-        if height and width and x.device.type == "cpu" and not torch.is_grad_enabled():  # torch's also finds the places
+        if height and width and not torch.is_grad_enabled() and _plain(x):  # torch's pool also finds the places
             larger = torch.maximum(x[..., :height:2, :], x[..., 1::2, :])
             return torch.maximum(larger[..., :width:2], larger[..., 1::2])
         return cast(Tensor, super().forward(x))

@@ -114,12 +114,3 @@ def test_scores_by_hand():
     absent = scores(torch.eye(4)[[0, 1, 1]], torch.tensor([0, 1, 0]))
     assert absent["balanced_accuracy"] == pytest.approx(0.75)
     assert "sensitivity" not in absent
-
-
-def test_each_class_keeps_an_example_for_training_by_hand():
-    """Of 3, 2 and 1 examples .7 are 2.1, 1.4 and .7: rounded 2, 1 and 1, of which the last class keeps its only one."""
-    y = np.array([0, 0, 0, 1, 1, 2])
-    train, test = stratified(y, 0.7, "test")
-    assert np.bincount(y[test], minlength=3).tolist() == [2, 1, 0]
-    assert sorted([*train, *test]) == list(range(6))
-    assert np.bincount(y[stratified(y, 1.0, "test")[0]]).tolist() == [1, 1, 1]
