@@ -76,25 +76,32 @@ class Page:
             rows = [{key: value for key, value in row.items() if key != "setting"} for row in rows]
         return _table(rows)
 
-    def pairs(self, arguments: str) -> str:
-        """Return clients' rules down, server's rules across: ``TABLE beta=B [from=ROUND] [curve=round_accuracy]``.
+    def cells_of(self, arguments: str) -> str:
+        """Return mean accuracies of runs: ``TABLE+TABLE title=T down=NAME across=NAME
+        [beta=B] [from=ROUND] [curve=COLUMN]``.
 
-        A cell is the mean accuracy of the evaluations from that round on, mean and deviation over seeds.
+        NAME is a setting, or ``method`` for the method with what is set beside it. A cell is the mean over the
+        evaluations from that round on, mean and deviation over seeds.
         """
-        table, *pairs = arguments.split()
+        tables, *pairs = arguments.split()
         told = dict(pair.split("=", 1) for pair in pairs)
         found: dict[str, dict[str, list[float]]] = {}
-        for run in load_runs([self.results / table])[0]:
-            if str(run.settings["partition.beta"]) == told["beta"]:
+        for _, group in self.frame(tables).groupby("group", sort=False):
+            for run in group["run"]:
+                if told.get("beta", beta := str(run.settings.get("partition.beta"))) != beta:
+                    continue
+                down, across = (
+                    _label(group) if told[way] == "method" else str(run.settings[told[way]])
+                    for way in ("down", "across")
+                )
                 curve = run.curve[told.get("curve", "accuracy")].loc[int(told.get("from", 1)) :]
-                row = found.setdefault(str(run.settings["objective.name"]), {})
-                row.setdefault(str(run.settings["method.name"]), []).append(100 * curve.mean())
-        servers = sorted({server for row in found.values() for server in row})
+                found.setdefault(down, {}).setdefault(across, []).append(100 * curve.mean())
+        heads = sorted({across for row in found.values() for across in row})
         rows = []
-        for clients, row in sorted(found.items()):
-            kept = {server: row.get(server, []) for server in servers}
-            cells = {name: f"{np.mean(values):.1f}{_spread(values)}" if values else "" for name, values in kept.items()}
-            rows.append({"clients": clients} | cells)
+        for down, row in sorted(found.items()):
+            values = {name: row.get(name, []) for name in heads}
+            cells = {name: f"{np.mean(one):.1f}{_spread(one)}" if one else "" for name, one in values.items()}
+            rows.append({told["title"].replace("_", " "): down} | cells)
         return _table(rows)
 
     def widths(self, tables: str) -> str:

@@ -90,10 +90,8 @@ def _check(config: RunConfig, folder: Path) -> None:
     if 0 < count < config.clients_per_round:
         raise ConfigError(f"clients_per_round={config.clients_per_round}: these data have {count} clients. Lower it.")
     _warn(_own_tests(config, data))
-    network, _ = config.network(data.task)
-    trained = sum(weight.numel() * weight.element_size() for weight in network.parameters() if weight.requires_grad)
-    room = getattr(config.method, "room_remarks", None)
-    _warn([*check_run(config, data.task, count), *(room(trained, count) if callable(room) else [])])
+    config.network(data.task)
+    _warn(check_run(config, data.task, count))
     if config.resume is not None:
         _check_continues(config, folder, data)
 

@@ -95,7 +95,7 @@ VARIANTS = [
         ("ima", {"start": 0.5, "window": 3}),
     ),
     *(("fedmr", {"first_stage": 2}), ("daisychain", {"average": 3})),
-    ("fedfan", {"push": 0.0, "tail": 1e12, "memory_mb": 0, "shrink": 0.0}),
+    ("fedfan", {"push": 0.0, "correct": False}),
 ]
 
 

@@ -51,7 +51,7 @@ def test_each_value_follows_the_mean_of_those_that_have_it():
     Round 1 (a = 0): the corner of all is at 6, the values of two at 4.5, those of the widest at 3. Round 2 again from
     what the slots send: 3, 6, 9 once more; so the widest's corner becomes (3 + 6)/2.
     """
-    method = begun(push=0.0, tail=1e12)
+    method = begun(push=0.0)
     feed(method, 1, 3, 6, 9)
     wide = method.pool.model(0)
     assert (wide["in"] - full()["in"]).tolist() == [[6, 6], [4.5, 4.5], [3, 3]]
@@ -69,7 +69,7 @@ def test_each_value_follows_the_mean_of_those_that_have_it():
 
 
 def test_the_push_goes_along_the_part_of_the_step_that_a_slot_has():
-    method = begun(tail=1e12)
+    method = begun()
     feed(method, 1, 3, 3, 3)
     assert feed(method, 2, 6, 6, 6)["push"] == pytest.approx(1)
     assert (method.pool.model(0)["in"] - full()["in"]).ravel().tolist() == pytest.approx([9] * 6)
@@ -78,20 +78,20 @@ def test_the_push_goes_along_the_part_of_the_step_that_a_slot_has():
 
 
 def test_the_global_models_average_the_means_of_their_width():
-    """e = 0, the plain average: means 3, 6, 9 (widest statistics) and then twice that."""
-    method = begun(push=0.0, tail=0.0)
+    """Means 3, 6, 9 (widest statistics) and then twice that, of which the second weighs .9."""
+    method = begun(push=0.0)
     feed(method, 1, 3, 6, 9)
     feed(method, 2, 6, 12, 18)
     models = of_every_width(method)
     assert list(models) == [FULL, Width(0.66), Width(0.3)]
     assert same(models[FULL], method.global_model())
-    assert (models[FULL]["in"] - full()["in"]).tolist() == [[9, 9], [6.75, 6.75], [4.5, 4.5]]
-    assert (models[Width(0.3)]["in"] - full()["in"][:1]).tolist() == [[9, 9]]
-    assert [models[size]["mean"][0] for size in models] == pytest.approx([4.5, 9, 13.5])
+    np.testing.assert_allclose(models[FULL]["in"] - full()["in"], [[11.4] * 2, [8.55] * 2, [5.7] * 2], rtol=1e-5)
+    np.testing.assert_allclose(models[Width(0.3)]["in"] - full()["in"][:1], [[11.4] * 2], rtol=1e-5)
+    assert [models[size]["mean"][0] for size in models] == pytest.approx([5.7, 11.4, 17.1])
 
 
 def test_a_lost_slot_follows_what_it_has():
-    method = begun(push=0.0, tail=1e12)
+    method = begun(push=0.0)
     feed(method, 1, 3, 6)
     assert (method.pool.model(2)["in"] - full()["in"][:1]).tolist() == [[3, 3]]  # (3 + 6 + 0) / 3
     assert (method.pool.model(0)["in"] - full()["in"]).tolist() == [[3, 3], [4.5, 4.5], [3, 3]]
