@@ -51,15 +51,19 @@ class FedFanState(PoolState):
         return {e.name: upload.arrays[e.name] - sent[e.name] for e in self.pool.layout.entries if e.is_parameter}
 
     def corrected(self, uploads: Sequence[Upload], updates: Sequence[Arrays]) -> list[Upload]:
-        """Return `uploads` without ``y_c - Y`` where client c has been here before, and remember their `updates`."""
-        known, found = [*self.updates.values()], []
-        mean = {name: sum(update[name] for update in known) / len(known) for name in updates[0]} if known else {}
-        for upload in uploads:
-            last = self.updates.get(upload.client)
-            changed = {} if last is None else {n: upload.arrays[n] - (last[n] - mean[n]) for n in mean}
-            found.append(replace(upload, arrays={**upload.arrays, **changed}))
+        """Return `uploads` without R, the mean of ``y_c - Y`` over their clients c, and remember their `updates`."""
+        known = [*self.updates.values()]
+        again = [self.updates[upload.client] for upload in uploads if upload.client in self.updates]
         self.updates |= {upload.client: update for upload, update in zip(uploads, updates)}
-        return found
+        if not again:
+            return list(uploads)
+        repeated = {
+            name: sum(last[name] - mean for last in again) / len(uploads)
+            for name in again[0]
+            for mean in [sum(update[name] for update in known) / len(known)]
+        }
+        less = [{name: upload.arrays[name] - one for name, one in repeated.items()} for upload in uploads]
+        return [replace(upload, arrays={**upload.arrays, **one}) for upload, one in zip(uploads, less)]
 
     def at(self, width: Width) -> Arrays:
         """Return the average of the means at `width`, newly allocated."""
@@ -74,14 +78,15 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
     ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0::
 
         u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit, u_0 = 0
-        v'_i = v_i - (y_c(i) - Y)                                 without what its client changes in every visit
+        R_t  = mean_i (y_c(i) - Y)                                what this round's clients do in every visit
+        v'_i = v_i - R_t
         n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits; M is the mean of all v'_i
         a_t  = min(alpha, max(0, 1 - (reach / n_t)^4))
         w_i  = a_t v'_i + (1 - a_t) M_t + push c_t D_t
         W_t  = W_(t-1) + g_t (M_t - W_(t-1))                      g_t = 9 / (8 + t)
 
-    y_c is what client c changed in its last visit, Y the mean of all y_c before this round; a client's first upload
-    stays as it is.
+    y_c is what client c changed in its last visit, Y the mean of all y_c before this round; ``y_c - Y`` is 0 for a
+    client's first upload.
 
     While the mean has not come far, all models start from it, as in FedAvg, and go on along its coherent steps. Then
     the pool opens, up to FedCross's share of alpha. W is the global model, Shamir and Zhang's polynomial-decay average

@@ -170,18 +170,22 @@ def test_a_value_that_all_share_and_that_does_not_move_stays_to_the_bit():
 
 
 def test_uploads_are_corrected_by_hand():
-    """K = 3, one weight, start 0, closed, not pushed. Client 0 always goes 1 up, client 1 3 up, client 2 is new.
+    """K = 3, one weight, start 0, open at 3/4 in round 2, not pushed. Client 0 goes 1 up, client 1 3 up, 2 is new.
 
-    Round 1: all unknown, slot 2 is lost: M = 4/3, and Y = 2. Round 2 from 4/3: 0 and 1 differ from Y as before, by -1
-    and 1, and come to Y above 4/3; client 2 goes up by 5 and stays. A visit is as long as it was before the correction.
+    Round 1, in which slot 2 is lost: M = 4/3, and Y = 2. Round 2, clients 1 and 2 alone, 3 and 5 up: client 1 differed
+    by 1 from Y, client 2 is unknown: R = 1/2, and they come 2.5 and 4.5 up; M goes up by 7/3. A visit is as long as it
+    was before the correction.
     """
-    method = begun(3, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, correct=True)
+    method = begun(3, {"w": np.float32([0.0])}, push=0.0, correct=True)
     feed(method, 1, {0: {"w": np.float32([1])}, 1: {"w": np.float32([3])}})
     sent = 4 / 3
     assert method.pool.rows.ravel().tolist() == pytest.approx([sent] * 3)
-    feed(method, 2, one(sent + 1, sent + 3, sent + 5))
-    assert method.mean.ravel().tolist() == pytest.approx([sent + (2 + 2 + 5) / 3])
-    assert method.visit == pytest.approx(5 + 0.9 * ((1 + 9 + 25) / 3 - 5))
+    with own_share(0.75):
+        feed(method, 2, {1: {"w": np.float32([sent + 3])}, 2: {"w": np.float32([sent + 5])}})
+    assert method.mean.ravel().tolist() == pytest.approx([sent + 7 / 3])
+    up = [7 / 3 + 3 / 4 * (own - 7 / 3) for own in (0, 2.5, 4.5)]
+    assert method.pool.rows.ravel().tolist() == pytest.approx([sent + one for one in up])
+    assert method.visit == pytest.approx(5 + 0.9 * ((9 + 25) / 2 - 5))
     assert {client: update["w"].tolist() for client, update in method.updates.items()} == {
         client: [pytest.approx(2 * client + 1, rel=1e-5)] for client in range(3)
     }
@@ -201,7 +205,7 @@ def test_statistics_are_not_corrected_and_nothing_is_kept_without_a_correction()
 @settings(deadline=None, max_examples=30)
 @given(st.integers(2, 6), st.integers(0, 99))
 def test_clients_that_always_do_the_same_come_to_the_mean_of_all(clients, seed):
-    """With constant changes every corrected upload is the mean change of all clients, whoever takes part."""
+    """With constant changes the mean moves like the mean change of all clients, whoever takes part."""
     habits = np.random.default_rng(seed).normal(size=clients).astype(np.float32)
     method = begun(clients, {"w": np.float32([0.0])}, alpha=0.0, push=0.0, correct=True)
     feed(method, 1, one(*habits))
