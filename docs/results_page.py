@@ -76,7 +76,7 @@ class Page:
             rows = [{key: value for key, value in row.items() if key != "setting"} for row in rows]
         return _table(rows)
 
-    def cells_of(self, arguments: str) -> str:
+    def means(self, arguments: str) -> str:
         """Return mean accuracies of runs: ``TABLE+TABLE title=T down=NAME across=NAME
         [beta=B] [from=ROUND] [curve=COLUMN]``.
 
@@ -88,7 +88,8 @@ class Page:
         found: dict[str, dict[str, list[float]]] = {}
         for _, group in self.frame(tables).groupby("group", sort=False):
             for run in group["run"]:
-                if told.get("beta", beta := str(run.settings.get("partition.beta"))) != beta:
+                beta = str(run.settings.get("partition.beta"))
+                if told.get("beta", beta) != beta:
                     continue
                 down, across = (
                     _label(group) if told[way] == "method" else str(run.settings[told[way]])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -34,7 +34,8 @@ class FedFanParams(PooledParams, Widths):
 class FedFanState(PoolState):
     """The pool; its mean M and the average of means W, rows (L, d) for L widths; the step D and M_0, rows (d,).
 
-    ``counters`` are the mean's integers (L, i), ``visit`` u, a visit's squared length. D, M_0: of the widest, the last.
+    D and M_0 are those of the widest, the last. ``counters`` are the mean's integers (L, i), ``visit`` u, a visit's
+    squared length, ``rounds`` t, and ``updates`` the y_c of each client c that has answered.
     """
 
     mean: Array
@@ -42,8 +43,9 @@ class FedFanState(PoolState):
     step: Array
     origin: Array
     counters: Integers
-    visit: float = 0.0
-    updates: dict[int, Arrays] = field(default_factory=dict)
+    visit: float
+    rounds: int
+    updates: dict[int, Arrays]
 
     def update(self, upload: Upload) -> Arrays:
         """Return how a client changed the parameters; call it before the upload is written."""
@@ -51,19 +53,16 @@ class FedFanState(PoolState):
         return {e.name: upload.arrays[e.name] - sent[e.name] for e in self.pool.layout.entries if e.is_parameter}
 
     def corrected(self, uploads: Sequence[Upload], updates: Sequence[Arrays]) -> list[Upload]:
-        """Return `uploads` without R, the mean of ``y_c - Y`` over their clients c, and remember their `updates`."""
+        """Return `uploads` less R, the mean of ``y_c - Y`` over their clients c, and remember their `updates`."""
         known = [*self.updates.values()]
-        again = [self.updates[upload.client] for upload in uploads if upload.client in self.updates]
+        last_visits = [self.updates[upload.client] for upload in uploads if upload.client in self.updates]
         self.updates |= {upload.client: update for upload, update in zip(uploads, updates)}
-        if not again:
+        if not last_visits:
             return list(uploads)
-        repeated = {
-            name: sum(last[name] - mean for last in again) / len(uploads)
-            for name in again[0]
-            for mean in [sum(update[name] for update in known) / len(known)]
-        }
-        less = [{name: upload.arrays[name] - one for name, one in repeated.items()} for upload in uploads]
-        return [replace(upload, arrays={**upload.arrays, **one}) for upload, one in zip(uploads, less)]
+        mean = {name: sum(update[name] for update in known) / len(known) for name in last_visits[0]}
+        repeated = {n: sum(visit[n] - array for visit in last_visits) / len(uploads) for n, array in mean.items()}
+        less = [{name: upload.arrays[name] - array for name, array in repeated.items()} for upload in uploads]
+        return [replace(upload, arrays={**upload.arrays, **arrays}) for upload, arrays in zip(uploads, less)]
 
     def at(self, width: Width) -> Arrays:
         """Return the average of the means at `width`, newly allocated."""
@@ -74,24 +73,24 @@ class FedFanState(PoolState):
 class FedFan(Pooled[FedFanParams, FedFanState]):
     """A method of this project (2026), against FedCross's slow start and the noise of its mean: docs/fedfan.md.
 
-    With the pool's mean M_t after the uploads v_i of round t, from the models w_i that were sent, the mean's step
-    ``D_t = M_t - M_(t-1)`` and the steps' coherence ``c_t = max(0, cos(D_t, D_(t-1)))``, c_1 = 0::
+    Slot i sends w_i to client c(i), which returns v_i. Means over i are over the uploads of round t; M_t is the mean of
+    all K slots, D_t = M_t - M_(t-1) its step, h_t = max(0, cos(D_t, D_(t-1))) the steps' coherence, h_1 = 0::
 
         u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit, u_0 = 0
         R_t  = mean_i (y_c(i) - Y)                                what this round's clients do in every visit
-        v'_i = v_i - R_t
-        n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits; M is the mean of all v'_i
+        v'_i = v_i - R_t                                          what slot i keeps; M_t is computed from these
+        n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits
         a_t  = min(alpha, max(0, 1 - (reach / n_t)^4))
-        w_i  = a_t v'_i + (1 - a_t) M_t + push c_t D_t
+        w_i <- a_t v'_i + (1 - a_t) M_t + push h_t D_t            what slot i sends next
         W_t  = W_(t-1) + g_t (M_t - W_(t-1))                      g_t = 9 / (8 + t)
 
-    y_c is what client c changed in its last visit, Y the mean of all y_c before this round; ``y_c - Y`` is 0 for a
-    client's first upload.
+    y_c is what client c changed in its last visit before this one, Y the mean of y_c over all clients that have
+    answered; ``y_c - Y`` is 0 for a client's first upload.
 
     While the mean has not come far, all models start from it, as in FedAvg, and go on along its coherent steps. Then
     the pool opens, up to FedCross's share of alpha. W is the global model, Shamir and Zhang's polynomial-decay average
-    (ICML 2013). The correction is that of SAGA and FedVARP, the push a heavy ball (Polyak 1964) that stops when steps
-    turn.
+    (ICML 2013). The correction is FedVARP's, but for clients that have not answered yet (y_c is 0 there, Y here), the
+    push a heavy ball (Polyak 1964) that stops when steps turn.
 
     State: the pool, K models, four more, M, D, W and M_0, u, and y_c of every client that has answered (N models);
     clients keep none. Wire: one model down, one up.
@@ -101,10 +100,10 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
     - Only trained parameters are corrected, pushed and measured, so no variance falls below 0. Statistics are pulled
       and averaged like weights, integer entries pulled.
     - A lost slot keeps its model, counts in M and follows the pool; it does not count in u. Its y_c stays.
-    - A round without uploads changes nothing, and counts in t.
+    - A round without uploads changes nothing and does not count in t.
     - With models of several widths (docs/widths.md) M has each value as the mean of the slots that have it, and
-      every slot follows its part of M and D. Statistics are those of the slots of one width. c and the way are those of
-      the full model. No upload is corrected.
+      every slot follows its part of M and D. Statistics are those of the slots of one width. h and the way are those of
+      the full model, u that of the models that were sent, so `reach` counts shorter visits. No upload is corrected.
     """
 
     def init(self, start: Start) -> FedFanState:
@@ -112,7 +111,7 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         mean, counters = pool.means()
         return FedFanState(
             pool, list(range(len(pool))), mean=mean, average=mean.copy(), step=np.zeros_like(mean[-1]),
-            origin=mean[-1].copy(), counters=counters,
+            origin=mean[-1].copy(), counters=counters, visit=0.0, rounds=0, updates={},
         )  # fmt: skip
 
     def recombine(self, state: FedFanState, round: Round, members: list[int]) -> dict[str, float]:
@@ -121,27 +120,27 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
         step = mean[-1] - state.mean[-1]
         step[trained.stop :] = 0
         (before, along), (_, now) = loops.gram(np.stack([state.step, step]), np.arange(2), slice(0, len(step)))
-        length = math.sqrt(before * now)
-        coherence = max(0.0, min(1.0, float(along) / length)) if length > 0 else 0.0
+        norms = math.sqrt(before * now)
+        coherence = max(0.0, min(1.0, float(along) / norms)) if norms > 0 else 0.0
         way = math.sqrt(squared_length(mean[-1, trained] - state.origin[trained]))
         visits, push = way / math.sqrt(state.visit) if state.visit > 0 else 0.0, self.params.push * coherence
         own = self.params.own(visits)
         pool.pull(own, mean, shift=step * push)
-        state.average += (mean - state.average) * newest(round.number)
+        state.average += (mean - state.average) * newest(state.rounds)
         state.mean, state.step = mean, step
         return self.params.measured(pool, round.number) | {"push": push, "own_share": own, "way": visits}
 
     def aggregate(self, state: FedFanState, round: Round, uploads: list[Upload]) -> dict[str, float]:
-        """Correct the uploads and make the next pool; metrics: push (push times c), own_share (a), way (n)."""
+        """Correct the uploads and make the next pool; metrics: push (push times h), own_share (a), way (n)."""
         if not uploads:
             return super().aggregate(state, round, uploads)
         updates = [state.update(upload) for upload in uploads]
-        length = sum(squared_length(array) for update in updates for array in update.values()) / len(updates)
-        state.visit += newest(round.number) * (length - state.visit)
-        same = all(width == 1 for width in self.params.widths)
-        return super().aggregate(
-            state, round, state.corrected(uploads, updates) if self.params.correct and same else uploads
-        )
+        squared = sum(squared_length(array) for update in updates for array in update.values()) / len(updates)
+        state.rounds += 1
+        state.visit += newest(state.rounds) * (squared - state.visit)
+        if self.params.correct and all(width == 1 for width in self.params.widths):
+            uploads = state.corrected(uploads, updates)
+        return super().aggregate(state, round, uploads)
 
     def global_model(self, state: FedFanState) -> Arrays:
         return state.at(state.pool.levels[-1])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcross.strategies.fedfan import FedFan, FedFanParams, newest
+from fedcross.strategies.method import Round, Upload
 from tests.support import pools
 from tests.support.pools import draws, feed, model
 
@@ -69,7 +70,7 @@ def test_four_rounds_by_hand():
 
 
 def test_the_push_is_the_cosine_of_the_last_two_steps():
-    """Steps (1, 0) and (1, 1): cosine 1/sqrt(2), of which p = .5 is taken. All slots agree: no pull."""
+    """Steps (1, 0) and (1, 1): cosine 1/sqrt(2), of which half is taken. All slots agree: no pull."""
     method = begun(2, {"w": np.zeros(2, np.float32)}, push=0.5)
     feed(method, 1, one((1, 0), (1, 0)))
     metrics = feed(method, 2, one((2, 1), (2, 1)))
@@ -169,35 +170,51 @@ def test_a_value_that_all_share_and_that_does_not_move_stays_to_the_bit():
     assert (method.global_model()["w0"] == np.float32(value)).all()
 
 
-def test_uploads_are_corrected_by_hand():
-    """K = 3, one weight, start 0, open at 3/4 in round 2, not pushed. Client 0 goes 1 up, client 1 3 up, 2 is new.
+def upload(slot, client, value):
+    return Upload(client, slot, {"w": np.float32([value])}, {}, 1, {})
 
-    Round 1, in which slot 2 is lost: M = 4/3, and Y = 2. Round 2, clients 1 and 2 alone, 3 and 5 up: client 1 differed
-    by 1 from Y, client 2 is unknown: R = 1/2, and they come 2.5 and 4.5 up; M goes up by 7/3. A visit is as long as it
+
+def test_uploads_are_corrected_by_hand():
+    """K = 3, one weight, start 0, open at 3/4 in round 2, not pushed. Client 7 goes 1 up, client 8 3 up, 9 is new.
+
+    Round 1, in which slot 2 is lost: M = 4/3, and Y = 2. Round 2, clients 8 and 9 alone, 3 and 5 up: client 8 differed
+    by 1 from Y, client 9 is unknown: R = 1/2, and they come 2.5 and 4.5 up; M goes up by 7/3. A visit is as long as it
     was before the correction.
     """
     method = begun(3, {"w": np.float32([0.0])}, push=0.0, correct=True)
-    feed(method, 1, {0: {"w": np.float32([1])}, 1: {"w": np.float32([3])}})
+    method.aggregate(Round(1, 0, (7, 8, 9), 3), [upload(0, 7, 1), upload(1, 8, 3)])
     sent = 4 / 3
     assert method.pool.rows.ravel().tolist() == pytest.approx([sent] * 3)
     with own_share(0.75):
-        feed(method, 2, {1: {"w": np.float32([sent + 3])}, 2: {"w": np.float32([sent + 5])}})
+        method.aggregate(Round(2, 0, (9, 8, 7), 3), [upload(0, 9, sent + 5), upload(1, 8, sent + 3)])
     assert method.mean.ravel().tolist() == pytest.approx([sent + 7 / 3])
-    up = [7 / 3 + 3 / 4 * (own - 7 / 3) for own in (0, 2.5, 4.5)]
-    assert method.pool.rows.ravel().tolist() == pytest.approx([sent + one for one in up])
+    ways = [7 / 3 + 3 / 4 * (way - 7 / 3) for way in (4.5, 2.5, 0)]
+    assert method.pool.rows.ravel().tolist() == pytest.approx([sent + way for way in ways])
     assert method.visit == pytest.approx(5 + 0.9 * ((9 + 25) / 2 - 5))
-    assert {client: update["w"].tolist() for client, update in method.updates.items()} == {
-        client: [pytest.approx(2 * client + 1, rel=1e-5)] for client in range(3)
+    assert {c: update["w"].tolist() for c, update in method.updates.items()} == {
+        c: [pytest.approx(2 * c - 13, rel=1e-5)] for c in (7, 8, 9)
     }
 
 
+def test_rounds_without_uploads_leave_no_trace():
+    """Two lost rounds before the first: the same averages as without them."""
+    late, early = (begun(2, {"w": np.float32([0.0])}) for _ in range(2))
+    feed(late, 1, {})
+    feed(late, 2, {})
+    for number in (1, 2):
+        feed(late, number + 2, one(number, 3 * number))
+        feed(early, number, one(number, 3 * number))
+    assert late.visit == early.visit > 0
+    assert late.global_model()["w"] == early.global_model()["w"]
+
+
 def test_statistics_are_not_corrected_and_nothing_is_kept_without_a_correction():
-    for correct, weight in ((True, 2.0), (False, 3.0)):
+    for correct, change in ((True, 2.0), (False, 3.0)):
         method = begun(2, alpha=0.0, push=0.0, correct=correct)
         feed(method, 1, {0: model(1.0), 1: model(3.0)})
         feed(method, 2, {1: model(5.0)})  # from 2, 3 up as before: 1 more than the mean of all
         sent = method.pool.model(0)
-        assert sent["w0"].tolist() == pytest.approx([(2 + 2 + weight) / 2] * 2)
+        assert sent["w0"].tolist() == pytest.approx([(2 + 2 + change) / 2] * 2)
         assert sent["mean"].tolist() == [3.5]
         assert len(method.updates) == (2 if correct else 0)
 
