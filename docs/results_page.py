@@ -77,26 +77,23 @@ class Page:
         return _table(rows)
 
     def means(self, arguments: str) -> str:
-        """Return mean accuracies of runs: ``TABLE+TABLE title=T down=NAME across=NAME
-        [beta=B] [from=ROUND] [curve=COLUMN]``.
+        """Return mean accuracies: ``TABLE title=T down=NAME,NAME across=NAME,NAME [beta=B] [from=ROUND] [curve=C]``.
 
-        NAME is a setting, or ``method`` for the method with what is set beside it. A cell is the mean over the
-        evaluations from that round on, mean and deviation over seeds.
+        Each NAME is a setting. A cell is the mean over the evaluations from that round on, mean and deviation over the
+        runs with these settings, which should differ in their seeds alone.
         """
-        tables, *pairs = arguments.split()
+        table, *pairs = arguments.split()
         told = dict(pair.split("=", 1) for pair in pairs)
         found: dict[str, dict[str, list[float]]] = {}
-        for _, group in self.frame(tables).groupby("group", sort=False):
-            for run in group["run"]:
-                beta = str(run.settings.get("partition.beta"))
-                if told.get("beta", beta) != beta:
-                    continue
-                down, across = (
-                    _label(group) if told[way] == "method" else str(run.settings[told[way]])
-                    for way in ("down", "across")
-                )
-                curve = run.curve[told.get("curve", "accuracy")].loc[int(told.get("from", 1)) :]
-                found.setdefault(down, {}).setdefault(across, []).append(100 * curve.mean())
+        for run in load_runs([self.results / table])[0]:
+            if told.get("beta", str(run.settings.get("partition.beta"))) != str(run.settings.get("partition.beta")):
+                continue
+            down, across = (
+                ", ".join(str(run.settings.get(name, "")) for name in told[way].split(","))
+                for way in ("down", "across")
+            )
+            curve = run.curve[told.get("curve", "accuracy")].loc[int(told.get("from", 1)) :]
+            found.setdefault(down, {}).setdefault(across, []).append(100 * curve.mean())
         heads = sorted({across for row in found.values() for across in row})
         rows = []
         for down, row in sorted(found.items()):
