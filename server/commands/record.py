@@ -21,7 +21,7 @@ from fedcross.core.settings import quote
 from fedcross.server.launch import launch
 from fedcross.server.run_folder import Lines
 
-GROUPS = ("task", "model", "partition", "method", "attack", "clock", "devices")
+GROUPS = ("task", "model", "partition", "method", "objective", "attack", "clock", "devices")
 #: Up to which round records are run again; by how much the accuracy may differ on another processor.
 ROUNDS, TOLERANCE = 10, 0.02
 

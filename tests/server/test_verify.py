@@ -11,8 +11,9 @@ from fedcross.server.commands.record import verify
 from fedcross.server.launch import launch
 
 SETTINGS = [
-    "method=fedcross", "task=digits", "task.limit=120", "model.hidden=[4]", "partition=iid", "partition.clients=3",
-    "clients_per_round=2", "rounds=3", "train.epochs=1", "engine.workers=1", "logger=none", "checkpoint.every=2",
+    "method=fedcross", "objective=fedprox", "task=digits", "task.limit=120", "model.hidden=[4]", "partition=iid",
+    "partition.clients=3", "clients_per_round=2", "rounds=3", "train.epochs=1", "engine.workers=1", "logger=none",
+    "checkpoint.every=2",
 ]  # fmt: skip
 
 
