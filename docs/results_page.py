@@ -77,14 +77,14 @@ class Page:
         return _table(rows)
 
     def means(self, arguments: str) -> str:
-        """Return mean accuracies: ``TABLE title=T down=NAME,NAME across=NAME,NAME [beta=B] [from=ROUND] [curve=C]``.
+        """Return mean accuracies: ``TABLE title=T down=NAME,NAME across=NAME,NAME [beta=B] [from=ROUND] [curve=C,C]``.
 
         Each NAME is a setting. A cell is the mean over the evaluations from that round on, mean and deviation over the
-        runs with these settings, which should differ in their seeds alone.
+        runs with these settings, which should differ in their seeds alone; in brackets the mean of a second curve.
         """
         table, *pairs = arguments.split()
         told = dict(pair.split("=", 1) for pair in pairs)
-        found: dict[str, dict[str, list[float]]] = {}
+        curves, found = told.get("curve", "accuracy").split(","), dict[str, dict[str, list[list[float]]]]()
         for run in load_runs([self.results / table])[0]:
             if told.get("beta", str(run.settings.get("partition.beta"))) != str(run.settings.get("partition.beta")):
                 continue
@@ -92,13 +92,17 @@ class Page:
                 ", ".join(str(run.settings.get(name, "")) for name in told[way].split(","))
                 for way in ("down", "across")
             )
-            curve = run.curve[told.get("curve", "accuracy")].loc[int(told.get("from", 1)) :]
-            found.setdefault(down, {}).setdefault(across, []).append(100 * curve.mean())
+            values = [100 * run.curve[curve].loc[int(told.get("from", 1)) :].mean() for curve in curves]
+            found.setdefault(down, {}).setdefault(across, []).append(values)
         heads = sorted({across for row in found.values() for across in row})
         rows = []
         for down, row in sorted(found.items()):
-            values = {name: row.get(name, []) for name in heads}
-            cells = {name: f"{np.mean(one):.1f}{_spread(one)}" if one else "" for name, one in values.items()}
+            cells = dict.fromkeys(heads, "")
+            for across, runs in row.items():
+                first, *others = zip(*runs, strict=True)
+                cells[across] = f"{np.mean(first):.1f}{_spread(first)}" + "".join(
+                    f" ({np.mean(o):.1f})" for o in others
+                )
             rows.append({told["title"].replace("_", " "): down} | cells)
         return _table(rows)
 
