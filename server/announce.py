@@ -42,8 +42,8 @@ def describe(raw: Mapping[str, Any]) -> str:
     if isinstance(widths := of("method", "widths"), list) and widths:
         where = f" on devices {of('devices')}" if of("devices", "widths") else ""
         how.append(f"models of width {' / '.join(map(str, widths))}{where}")
-    if of("attack") not in (None, "none"):
-        how.append(f"attack {of('attack')}")
+    chosen = {"objective": of("objective"), "average": raw.get("average"), "attack": of("attack")}
+    how += [f"{name} {value}" for name, value in chosen.items() if value not in (None, "own", "none")]
     how += [f"compression {way} {kind}" for way, kind in (raw.get("compression") or {}).items() if kind != "float32"]
     if of("privacy", "enabled"):
         how.append("privacy on")

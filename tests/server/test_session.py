@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from fedcross.conf.compose import compose
 from fedcross.core.errors import ConfigError, FederationError, StorageError
-from fedcross.server.announce import ending
+from fedcross.server.announce import describe, ending
 from fedcross.server.sweep import progress
 from tests.support.federation import run, same, session
 
@@ -33,6 +34,12 @@ def test_a_run_leaves_model_metrics_result_and_checkpoints(tmp_path):
     assert len(found["class_accuracy"]) == 10
     assert "changes" not in found
     assert "stopped" not in found
+
+
+def test_a_run_says_first_what_is_not_the_method_s_own():
+    assert "fedgmt" not in describe(compose(["method=fedgmt"])).splitlines()[1]
+    chosen = describe(compose(["method=feddyn", "objective=fedgmt", "average=ema", "attack=sign_flip"])).splitlines()[1]
+    assert chosen.endswith("objective fedgmt, average ema, attack sign_flip")
 
 
 @pytest.mark.slow
