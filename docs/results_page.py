@@ -77,22 +77,28 @@ class Page:
         return _table(rows)
 
     def means(self, arguments: str) -> str:
-        """Return mean accuracies: ``TABLE title=T down=NAME,NAME across=NAME,NAME [beta=B] [from=ROUND] [curve=C,C]``.
+        """Return mean accuracies: ``TABLE+TABLE title=T down=NAME,.. across=NAME,.. from=ROUND``, and options.
 
-        Each NAME is a setting. A cell is the mean over the evaluations from that round on, mean and deviation over the
-        runs with these settings, which should differ in their seeds alone; in brackets the mean of a second curve.
+        Each NAME is a setting. A cell is the mean over the evaluations of every tenth round from that round on, mean
+        and deviation over the runs with these settings, which should differ in their seeds alone. Options: ``until``
+        is the last round; ``only`` a pattern for METHOD/OBJECTIVE, ``beta`` a list of betas that count; ``curve=C,C``
+        takes other curves than accuracy, the second one's mean in brackets.
         """
-        table, *pairs = arguments.split()
+        tables, *pairs = arguments.split()
         told = dict(pair.split("=", 1) for pair in pairs)
         curves, found = told.get("curve", "accuracy").split(","), dict[str, dict[str, list[list[float]]]]()
-        for run in load_runs([self.results / table])[0]:
-            if told.get("beta", str(run.settings.get("partition.beta"))) != str(run.settings.get("partition.beta")):
+        until = int(told["until"]) if "until" in told else None
+        for run in load_runs([self.results / name for name in tables.split("+")], until=until)[0]:
+            mine = run.settings
+            beta, rules = str(mine.get("partition.beta")), f"{mine['method.name']}/{mine.get('objective.name', 'own')}"
+            if beta not in told.get("beta", beta).split(",") or not re.fullmatch(told.get("only", ".*"), rules):
                 continue
             down, across = (
-                ", ".join(str(run.settings.get(name, "")) for name in told[way].split(","))
+                ", ".join(str(v) for n in told[way].split(",") if (v := mine.get(n, "none")) != "none")
                 for way in ("down", "across")
             )
-            values = [100 * run.curve[curve].loc[int(told.get("from", 1)) :].mean() for curve in curves]
+            late = run.curve.loc[int(told["from"]) :]
+            values = [100 * late.loc[late.index % 10 == 0, curve].mean() for curve in curves]
             found.setdefault(down, {}).setdefault(across, []).append(values)
         heads = sorted({across for row in found.values() for across in row})
         rows = []
