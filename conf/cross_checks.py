@@ -127,7 +127,7 @@ def _privacy_faults(config: RunConfig) -> list[str]:
 
 def remarks(config: RunConfig) -> list[str]:
     """Return warnings about settings that are allowed but unusual."""
-    found = _asked(config.method, "remarks") + _asked(config.method, "round_remarks", config.clients_per_round)
+    found = _asked(config.method, "remarks")
     found += _asked(config.engine, "remarks", device_name(config.device))
     if isinstance(clients := getattr(config.partition, "clients", None), int):
         found += _asked(config.engine, "node_remarks", clients)

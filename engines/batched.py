@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from logging import WARNING
 
 from flwr.app import Message, MessageType
@@ -54,10 +54,6 @@ class BatchedGrid(LocalGrid):
         training = [m for m in messages if m.metadata.message_type == MessageType.TRAIN]
         others = [m for m in messages if m.metadata.message_type != MessageType.TRAIN]
         return [*self._train(training), *map(self._carry_out, others)]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Carry out `messages` and return all replies."""
-        return self.pull_messages(self.push_messages(messages))
 
     def _train(self, messages: list[Message]) -> list[Message]:
         if not messages:

@@ -1,4 +1,4 @@
-"""Flower's commands, environment, connection file and Control API, for the engines that start Flower's programs."""
+"""Flower's commands, environment and Control API, for the engines that start Flower's programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from fedcross.engines.runs import LogSink as LogSink
 if TYPE_CHECKING:
     from fedcross.engines.flower_private import ControlHttpClient
 
-CONNECTION = "fedcross"
 LOOPBACK = "127.0.0.1"
 #: What a federation on this machine starts.
 PROGRAMS = ("flower-superexec", "flower-supernode", "flwr-serverapp", "flwr")
@@ -104,30 +103,6 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def toml_string(text: str) -> str:
-    """Return `text` as a TOML basic string."""
-    escaped = {'"': '\\"', "\\": "\\\\"}
-    return '"' + "".join(escaped.get(c, c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}") for c in text) + '"'
-
-
-def write_run_config(path: Path, overrides: str) -> Path:
-    """Write the run configuration of a Flower run: Hydra overrides, joined into one string.
-
-    ``flwr run --run-config KEY=VALUE`` cannot carry a value that holds both kinds of quotation marks, and an argument
-    has a maximal length; a TOML file has neither limit.
-    """
-    path.write_text(f"overrides = {toml_string(overrides)}\n", encoding="utf-8")
-    return path
-
-
-def write_connection(home: Path, port: int) -> None:
-    """Write the address of a SuperLink on this machine, without TLS, for ``flwr`` into `home`."""
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    address = f'address = "{LOOPBACK}:{port}"\ninsecure = true'
-    text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{address}\n'
-    (home / "config.toml").write_text(text, encoding="utf-8")
-
-
 def control_client(
     port: int,
     root_certificate: Path | None = None,
@@ -149,9 +124,9 @@ def control_client(
     )
 
 
-def wait_for_superlink(family: Family, port: int, seconds: float = _START_SECONDS) -> None:
+def wait_for_superlink(family: Family, port: int) -> None:
     """Wait until the SuperLink listens on `port`; raise FederationError if it ends or takes longer."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         check_alive(family)
         try:
@@ -160,7 +135,7 @@ def wait_for_superlink(family: Family, port: int, seconds: float = _START_SECOND
             time.sleep(_POLL_SECONDS)
         else:
             return
-    raise family.failure("superlink", f"SuperLink did not listen on {LOOPBACK}:{port} within {seconds:.0f} s.")
+    raise family.failure("superlink", f"SuperLink did not listen on {LOOPBACK}:{port} within {_START_SECONDS:.0f} s.")
 
 
 def check_alive(family: Family) -> None:

@@ -97,8 +97,12 @@ class LocalGrid(Grid):
             self._queue.pop(message_id, None)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Carry out `messages` one after another and return all replies."""
-        return [self._carry_out(self._queue.pop(message_id)) for message_id in self.push_messages(messages)]
+        """Carry out `messages` and return all replies."""
+        missing = set(self.push_messages(messages))
+        replies: list[Message] = []
+        while len(replies) < len(missing):
+            replies += self.pull_messages(missing)
+        return replies
 
     def close(self) -> None:
         """Do nothing: this grid has no processes to end."""

@@ -114,6 +114,12 @@ class NetworkGrid(Grid):
                 self._open[message_id] = _Sent(bare, time.time(), lost)
         return ids
 
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Ask for these messages no more: their slots have ended."""
+        for one in message_ids:
+            self._open.pop(one, None)
+            self._gone.pop(one, None)
+
     def pull_messages(
         self, message_ids: Iterable[str] | None = None, *, reply_to_message_ids: Iterable[str] | None = None
     ) -> list[Message]:
@@ -155,24 +161,9 @@ class NetworkGrid(Grid):
         self._gone[message_id] = Message(error, reply_to=sent.message)
         del self._open[message_id]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send messages and return the replies that come within `timeout` seconds."""
-        waiting = {one for one in self.push_messages(messages) if one}
-        end = float("inf") if timeout is None else time.monotonic() + timeout
-        replies: list[Message] = []
-        while waiting and time.monotonic() < end:
-            found = self.pull_messages(waiting)
-            replies += found
-            waiting -= {reply.metadata.reply_to_message_id for reply in found}
-            if not found:
-                time.sleep(PAUSE_S / 4)
-        return replies
-
-    def close(self) -> None:
-        """Close the connection."""
-        close = getattr(self.inner, "close", None)
-        if close is not None:
-            close()
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and return the replies that come within `timeout` seconds, as Flower's grid does."""
+        return self.inner.send_and_receive(messages, timeout=timeout)
 
 
 def _unavailable(reply: Message) -> bool:

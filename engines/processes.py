@@ -121,10 +121,6 @@ class Family:
         """Return the names of the processes that have ended, in the order of their start."""
         return [name for name, process in self._members.items() if process.poll() is not None]
 
-    def exit_code(self, name: str) -> int | None:
-        """Return the exit code of process `name`, None while it runs; negative numbers are signals."""
-        return self._members[name].poll()
-
     def failure(self, name: str, what: str) -> FederationError:
         """Return an error with the text `what` and the last lines of the log of `name`."""
         return FederationError(f"{what}\nEnd of {self.log(name)}:\n{tail(self.log(name))}")

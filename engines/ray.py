@@ -1,4 +1,4 @@
-"""Flower's simulation runtime on Ray: many clients on one machine or cluster, through ``flwr run``.
+"""Flower's simulation runtime on Ray: many clients on one machine or cluster.
 
 ``flwr run`` alone would start a SuperLink that keeps running afterwards, with the environment of its first start.
 Here, the engine starts its own SuperLink in simulation mode, with a free port and a separate Flower home, and ends it
@@ -11,10 +11,7 @@ import contextlib
 import json
 import math
 import os
-import re
 import tempfile
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -24,7 +21,7 @@ from fedcross.core.events import relay
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower, runs
 from fedcross.engines.job import Capabilities
-from fedcross.engines.processes import ANSI, Family, terminated_by_signal
+from fedcross.engines.processes import Family, terminated_by_signal
 
 if TYPE_CHECKING:
     from fedcross.engines.job import Job
@@ -38,7 +35,6 @@ START_SECONDS = 300
 #: Most clients that share a GPU unless the user says so, and the smallest part of a GPU that Ray knows, inverted.
 MOST = 8
 SMALLEST = 10_000
-_RUN_ID = re.compile(r"Successfully started run (\d+)")
 
 
 class Params(Settings):
@@ -123,7 +119,6 @@ def launch(
     params: Params | None = None,
     *,
     app: Path | None = None,
-    extra_environment: Mapping[str, str] | None = None,
     sink: flower.LogSink = relay,
 ) -> None:
     """Run a Flower app with `clients` simulated clients on Ray until it ends, and end all processes.
@@ -138,35 +133,18 @@ def launch(
         # Ray puts sockets into this folder, and the path of a socket has at most 107 bytes.
         short = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedcross-", ignore_cleanup_errors=True))
         [port] = flower.free_ports(1)
-        home = state / "flwr"
-        flower.write_connection(home, port)
-        app = app or bundle.make(state / "app", root)
-        config = flower.write_run_config(state / "run.toml", overrides)
-
-        variables = {**ray_environment(params, short), **(extra_environment or {})}
-        family = stack.enter_context(Family(work, flower.environment(home, variables), [state, Path(short)]))
+        environment = flower.environment(state / "flwr", ray_environment(params, short))
+        fab = bundle.build(app or bundle.make(state / "app", root), state, environment)
+        family = stack.enter_context(Family(work, environment, [state, Path(short)]))
         family.start("superlink", superlink_command(port))
         flower.wait_for_superlink(family, port)
-        run_id = start(family, app, config, federation_config(clients, params))
         client = stack.enter_context(contextlib.closing(flower.control_client(port)))
         log = stack.enter_context(flower.run_log(family.log("run"), sink))
+        run_id = runs.start(client, fab, overrides, simulation(clients, params))
         ended = runs.follow(client, run_id, log, lambda: _server_lives(family))
         if ended.status != runs.COMPLETED:
             details = f" ({ended.details})" if ended.details else ""
             raise family.failure("run", f"The Flower run {run_id} is {ended.status}{details}.")
-
-
-def start(family: Family, app: Path, config: Path, resources: str) -> int:
-    """Submit the Flower app in folder `app` with ``flwr run`` and return Flower's id of the run."""
-    command = [flower.executable("flwr"), "run", str(app), flower.CONNECTION, "--run-config", str(config)]
-    run = family.start("run", [*command, "--federation-config", resources])
-    while run.poll() is None:
-        _server_lives(family)
-        time.sleep(0.1)
-    found = _RUN_ID.search(ANSI.sub("", family.log("run").read_text(encoding="utf-8", errors="replace")))
-    if found is None or run.returncode != 0:
-        raise family.failure("run", f"flwr run failed with exit code {run.returncode}.")
-    return int(found[1])
 
 
 def _server_lives(family: Family) -> None:
@@ -183,16 +161,16 @@ def superlink_command(port: int) -> list[str]:
     ]
 
 
-def federation_config(clients: int, params: Params) -> str:
-    """Return the value of ``flwr run --federation-config``."""
+def simulation(clients: int, params: Params) -> dict[str, float]:
+    """Return Flower's ``SimulationConfig`` by name, without what Ray chooses itself."""
     values = {
-        "num-supernodes": clients,
-        "client-resources-num-cpus": params.client_cpus,
-        "client-resources-num-gpus": float(params.client_gpus or 0),
-        "init-args-num-cpus": params.cpus,
-        "init-args-num-gpus": params.gpus,
+        "num_supernodes": clients,
+        "client_resources_num_cpus": params.client_cpus,
+        "client_resources_num_gpus": float(params.client_gpus or 0),
+        "init_args_num_cpus": params.cpus,
+        "init_args_num_gpus": params.gpus,
     }
-    return " ".join(f"{key}={value}" for key, value in values.items() if value is not None)
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def ray_environment(params: Params, scratch: str) -> dict[str, str]:

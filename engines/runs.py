@@ -9,9 +9,10 @@ import hashlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fedcross.core.errors import FederationError
@@ -57,11 +58,18 @@ class Listed:
         return self.status.startswith("finished")
 
 
-def start(client: ControlHttpClient, fab: Path, overrides: str) -> int:
-    """Submit the app bundle `fab` with this configuration and return Flower's id of the run."""
+def start(
+    client: ControlHttpClient, fab: Path, overrides: str, simulation: Mapping[str, float] = MappingProxyType({})
+) -> int:
+    """Submit the app bundle `fab` with this configuration and return Flower's id of the run.
+
+    `simulation` are fields of Flower's ``SimulationConfig``, for a SuperLink in simulation mode.
+    """
     request = control_pb2.StartRunRequest()
     request.fab.content, request.fab.hash_str = (content := fab.read_bytes()), hashlib.sha256(content).hexdigest()
     request.override_config["overrides"].string = overrides
+    for name, value in simulation.items():
+        setattr(request.override_federation_config, name, value)
     answer = client.StartRun(request)
     if not answer.HasField("run_id"):
         raise FederationError("The SuperLink did not start the run; its log says why.")

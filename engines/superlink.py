@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedcross.core.errors import FederationError, counted
-from fedcross.core.events import relay as relay_line
+from fedcross.core.events import relay
 from fedcross.core.files import write_private
 from fedcross.core.settings import Settings
 from fedcross.engines import bundle, flower, operator_token, protected_superlink, runs, warm_device
@@ -64,9 +63,7 @@ def launch(
     work: Path,
     *,
     app: Path | None = None,
-    extra_environment: Mapping[str, str] | None = None,
-    sink: flower.LogSink = relay_line,
-    relay: Callable[[int], int] | None = None,
+    sink: flower.LogSink = relay,
 ) -> None:
     """Start a federation of `clients` SuperNodes, run one Flower app on it until it ends, and end all processes.
 
@@ -74,7 +71,6 @@ def launch(
 
     `root` holds the packages of fedcross (None: where this process imported them), `work` gets the logs, `sink` each
     line of the ServerApp's log; `app` is another Flower app. Raises FederationError if the run does not complete.
-    `relay` gets the SuperLink's port and returns the one to which SuperNodes connect (that of a traffic meter, say).
     """
     for name in flower.PROGRAMS:
         flower.executable(name)
@@ -88,14 +84,13 @@ def launch(
         keys = Keys(
             state, authority.public, server, [make_node_key(state / "nodes", f"node-{i}") for i in range(clients)]
         )
-        variables = {**(extra_environment or {}), operator_token.VARIABLE: str(state / "operator.token")}
-        environment = flower.environment(state / "flwr", variables)
+        environment = flower.environment(state / "flwr", {operator_token.VARIABLE: str(state / "operator.token")})
         fab = bundle.build(app or bundle.make(state / "app", root), state, environment)
         log = stack.enter_context(flower.run_log(work / "run.log", sink))
         for left in reversed(range(runs.MOST_DEATHS + 1)):
             with Family(work, environment, [state]) as family:
                 try:
-                    federate(family, keys, fab, overrides, log, relay)
+                    federate(family, keys, fab, overrides, log)
                     return
                 except SuperLinkEndedError:
                     if not left or runs.folder_of(overrides) is None:
@@ -122,20 +117,17 @@ class Keys(NamedTuple):
         return self.folder / "superexec.key"
 
 
-def federate(
-    family: Family, keys: Keys, fab: Path, overrides: str, log: flower.LogSink, relay: Callable[[int], int] | None
-) -> None:
+def federate(family: Family, keys: Keys, fab: Path, overrides: str, log: flower.LogSink) -> None:
     """Start all processes of a federation and complete a run on it; restart those that end, except the SuperLink."""
     port, *node_ports = flower.free_ports(1 + len(keys.nodes))
     family.start("superlink", superlink_command(port, keys))
     flower.wait_for_superlink(family, port)
     family.start("superexec", superexec_command(port, keys))
-    fleet_port = port if relay is None else relay(port)
     operator = {operator_token.VARIABLE: str(keys.folder / "operator.token")}
     with contextlib.closing(flower.control_client(port, keys.authority, variables=operator)) as client:
         for i, own_port in enumerate(node_ports):
             register(client, keys.nodes[i])
-            family.start(f"supernode-{i}", supernode_command(fleet_port, own_port, keys, i))
+            family.start(f"supernode-{i}", supernode_command(port, own_port, keys, i))
         flower.check_alive(family)
 
         def check() -> None:

@@ -104,14 +104,6 @@ class WorkersGrid(LocalGrid):
             if worker.message is not None and worker.message.metadata.message_id in forgotten:
                 worker.wanted = False
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Carry out `messages` and return all replies."""
-        missing = set(self.push_messages(messages))
-        replies: list[Message] = []
-        while len(replies) < len(missing):
-            replies += self.pull_messages(missing)
-        return replies
-
     def close(self) -> None:
         """End all workers, whatever they are doing."""
         for worker in self._pool:

@@ -95,8 +95,9 @@ class FedProc(SingleModel[FedProcParams, FedProcState]):
     def step(self, state: FedProcState, round: Round, uploads: list[Upload], sent: Arrays) -> None:
         sums, counts = np.zeros(state.prototypes.shape), np.zeros(len(state.prototypes))
         for upload in uploads:
-            own = credible(upload.extras["prototypes"]["count"], upload.num_examples)
-            sums += upload.extras["prototypes"]["sum"].astype(np.float64) * bool(own.any())
+            sent_sums, sent_counts = (upload.extras["prototypes"][name].astype(np.float64) for name in ("sum", "count"))
+            own = credible(sent_counts, upload.num_examples)
+            sums += sent_sums * (own.sum() / max(sent_counts.sum(), 1.0))
             counts += own
         held = counts > 0
         state.prototypes = state.prototypes.copy()  # the old array may still be on its way to a client

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedcross.core.errors import DataError
 from fedcross.tasks.data import FederatedData
-from fedcross.tasks.models.weights import Arrays, tied
+from fedcross.tasks.models.weights import Arrays, load_arrays
 from fedcross.tasks.models.width import FULL, Width
 
 
@@ -52,10 +53,11 @@ class Evaluator:
     def __init__(
         self, build: Callable[[Width], nn.Module], data: FederatedData, device: torch.device, batch: int = 1000
     ) -> None:
+        if not len(data.task.test):
+            raise DataError(f"task {data.task.name}: no test examples. Add some, or raise task.test_fraction.")
         self._build, self._data, self.device, self.batch = build, data, device, batch
         self._parts: dict[bool, tuple[Tensor, Tensor]] = {}
         self._networks: dict[Width, nn.Module] = {}
-        self._names: dict[Width, list[str]] = {}  # of each network's tensors, of tied ones the first
 
     def evaluate(self, found: Evaluation) -> tuple[Score | None, dict[str, Any]]:
         """Return the score of a round, and further columns of its line of metrics.
@@ -89,16 +91,12 @@ class Evaluator:
     def network(self, size: Width = FULL) -> nn.Module:
         """Return the network for models of `size`, in evaluation mode; built once."""
         if size not in self._networks:
-            self._networks[size] = network = self._build(size).to(self.device).eval()
-            again = tied(network)
-            self._names[size] = [name for name in network.state_dict() if name not in again]
+            self._networks[size] = self._build(size).to(self.device).eval()
         return self._networks[size]
 
     def load(self, arrays: Arrays, size: Width = FULL) -> nn.Module:
         """Return the network of `size` with weights `arrays`; a tied tensor has its first name."""
-        network = self.network(size)
-        # copies: torch cannot read a read-only view
-        network.load_state_dict({n: torch.from_numpy(np.array(arrays[n])) for n in self._names[size]}, strict=False)
+        load_arrays(network := self.network(size), arrays)
         return network
 
     def _part(self, *, held_out: bool) -> tuple[Tensor, Tensor]:

@@ -45,6 +45,9 @@ def load(params: Params) -> Task:
     """Return Shakespeare with its roles as users; raw inputs are uint8 token ids ``(n, 80)``."""
     folder = params.root / "shakespeare" / "data"
     files = leaf.find_files(folder, "Shakespeare", params, CURE)
-    parts = {part: leaf.read(paths) for part, paths in files.items()}
-    arrays = cached("shakespeare", chain(*files.values()), {}, lambda _: leaf.decode(parts, _encode))
+
+    def decode(_: object) -> dict[str, Array]:
+        return leaf.decode({part: leaf.read(paths) for part, paths in files.items()}, _encode)
+
+    arrays = cached("shakespeare", chain(*files.values()), {}, decode)
     return finished("shakespeare", arrays, params, folder, tuple(ALPHABET), vocabulary=len(ALPHABET))

@@ -17,7 +17,16 @@ from fedcross.core.errors import ConfigError, DataError
 from fedcross.tasks.base import Task
 from fedcross.tasks.reading.cache import Array, Arrays, cached
 from fedcross.tasks.reading.params import Normalise, finished, split_parts, stratified
-from fedcross.tasks.reading.tables import FILLS, TableParams, categories_of, coded, filled, labelled, read_table
+from fedcross.tasks.reading.tables import (
+    FILLS,
+    TableParams,
+    categories_of,
+    coded,
+    filled,
+    labelled,
+    read_table,
+    text_of,
+)
 
 logger = logging.getLogger(__name__)
 PURPOSE = "table test split"
@@ -71,7 +80,7 @@ def _decode(params: Params, paths: dict[str, Path]) -> Arrays:
         raise DataError(f"{where}: no column beside the label {params.label!r}. Features are needed.")
     if "test" not in tables:  # what fills cells comes from the rows to train on alone
         train = train.iloc[stratified(parts["train"]["y"], params.test_fraction, PURPOSE)[0]]
-    fill = f"{params.fill:g}" if isinstance(params.fill, float) else params.fill
+    fill = params.fill if params.fill is None else text_of(params.fill)
     full = {part: filled(table, columns, train, fill) for part, table in tables.items()}
     if isinstance(params.encode, Mapping):
         categories = {name: [str(value) for value in values] for name, values in params.encode.items()}

@@ -39,7 +39,7 @@ DROPPED = b"Ignoring message"
 #: Seconds between two looks for a task without such a line, and while the SuperNode does not answer.
 LOOK_S, AWAY_S = 10.0, 0.5
 #: Seconds without a message after which a worker ends.
-IDLE_S = float(os.environ.get("FEDCROSS_EXECUTOR_IDLE", "1800"))
+IDLE_S = 1800.0
 #: Seconds that the SuperNode has to end after it was told to, or after its loop failed.
 GRACE_S = 10.0
 #: Flower's error code for a ClientApp whose process died. A message is tried so often.

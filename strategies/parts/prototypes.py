@@ -4,6 +4,8 @@ A set of prototypes is a group of arrays: ``vectors`` (classes, embedding), 0 fo
 bool (classes,). The losses run under ``torch.func.vmap``; no gradient flows into prototypes.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -29,10 +31,13 @@ def class_means(net: Net, params: Tensors, buffers: Tensors, x: Tensor | Inputs,
     return {"vectors": sums / counts.clamp(min=1).unsqueeze(1), "present": counts > 0}
 
 
-def credible(counts: NDArray[np.int64], examples: int) -> NDArray[np.float64]:
-    """Return the label counts (classes,) that a client sent; zeros if they do not add up to its `examples`."""
-    found = counts.astype(np.float64)  # as int64 a sum could overflow to the right number
-    return found if found.min() >= 0 and found.sum() == examples else 0 * found
+def credible(counts: NDArray[Any], examples: int) -> NDArray[np.float64]:
+    """Return the label counts (classes,) that a client sent, scaled to its `examples`, which the defence may cap.
+
+    Zeros if one is negative or all are 0.
+    """
+    found = counts.astype(np.float64)  # a sum of int64 could overflow
+    return found * (examples / found.sum()) if found.min() >= 0 and found.any() else 0 * found
 
 
 def average(prototypes: list[Arrays]) -> Arrays:

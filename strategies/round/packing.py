@@ -144,9 +144,11 @@ def averaged(settings: AverageSettings, before: Average | None, model: Arrays, n
     """Return the average after round `number` of `rounds`, whose global model is `model`; `before` is not changed.
 
     With G_r the global model after round r: ``ema`` is ``A_1 = G_1``, ``A_r = d A_{r-1} + (1 - d) G_r``; ``tail`` is
-    the mean of all G_r with ``r > f rounds``, and G_r itself before. Entries that are no floats are the newest ones.
+    the mean of all G_r with ``r > f rounds``, and G_r itself before; a run made longer begins it anew if it began too
+    early for that. Entries that are no floats are the newest ones.
     """
-    if before is None or (settings.average == "tail" and number <= first_late(rounds, settings.average_from)):
+    first = first_late(rounds, settings.average_from)
+    if before is None or (settings.average == "tail" and number - before.count < first):  # the mean's first round
         return Average({name: np.array(array) for name, array in model.items()}, 1)
     count = before.count + 1
     share = 1 - settings.average_decay if settings.average == "ema" else 1 / count

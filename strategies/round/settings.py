@@ -49,7 +49,7 @@ def faults_of_visits(federation: FederationSettings, defence: Defence, compressi
 
 
 class AverageSettings(Settings):
-    """Which average of the global models is evaluated and exported (:mod:`strategies.round.average`)."""
+    """Which average of the global models is evaluated and exported (:func:`strategies.round.packing.averaged`)."""
 
     average: Literal["none", "ema", "tail"] = Field(
         "none", description="evaluate and export an average of the rounds' global models; it is never sent to clients"

@@ -36,11 +36,6 @@ class Split(nn.Sequential):
         self.extractor_channels = extractor_channels
 
 
-def weights(model: nn.Module) -> int:
-    """Return the number of trainable scalars of `model`."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
 def images(task: Task, model: str) -> tuple[int, int, int]:
     """Return (channels, height, width) of `task`'s inputs; ConfigError if they are not images."""
     if len(task.shape) != 3:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 #: Raise it when decoding changes, so that old entries are not read.
-FORMAT = 3
+FORMAT = 4
 
 
 def cached(name: str, sources: Iterable[Path], settings: Mapping[str, Any], decode: Callable[[Path], Arrays]) -> Arrays:

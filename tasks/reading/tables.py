@@ -109,7 +109,7 @@ def filled(table: DataFrame, names: Sequence[str], reference: DataFrame, fill: s
 
     out = table.copy()
     for name in names if fill is not None else ():
-        if name not in out.columns or not out[name].isna().any():
+        if name not in out.columns or name not in reference or not out[name].isna().any():
             continue
         known, numeric = reference[name].dropna(), is_numeric_dtype(out[name])
         value: Any = fill
@@ -140,7 +140,7 @@ def coded(
         if name not in categories:
             features[name] = _numbers(cells, name, where)
             continue
-        texts = cells.map(_text)
+        texts = cells.map(text_of)
         if unknown := sorted(set(texts) - set(categories[name])):
             known = ", ".join(categories[name])
             said = f"{where}: column {name!r} holds {unknown[0]!r}, which is none of its values {known}."
@@ -149,14 +149,14 @@ def coded(
     return np.stack(list(features.values()), axis=1), tuple(features)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     """Return a cell as text; whole numbers without a fraction."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def categories_of(table: DataFrame, names: Sequence[str], where: Path | str) -> dict[str, list[str]]:
     """Return the sorted values of the text columns `names`."""
-    return {n: sorted({_text(value) for value in column(table, n, "task.encode", where)}) for n in names}
+    return {n: sorted({text_of(value) for value in column(table, n, "task.encode", where)}) for n in names}
 
 
 def _numbers(cells: Series, name: str, where: Path | str) -> Array:

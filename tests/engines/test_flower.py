@@ -1,47 +1,14 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-from flwr.cli.flower_config import read_superlink_connection
-from flwr.common.config import parse_config_args
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedcross.core.errors import FederationError
 from fedcross.engines import flower
 from fedcross.engines.processes import Family
-
-
-@pytest.mark.slow
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_toml_string_is_read_back(text: str) -> None:
-    assert tomllib.loads(f"x = {flower.toml_string(text)}")["x"] == text
-
-
-OVERRIDES = [
-    ["method=fedcross", "method.alpha=0.99"],
-    [
-        "model.layers=[1,2, 3]",
-        "task.names={a: 1, b: 'two'}",
-        '+note="it\'s \\"quoted\\""',
-        "x=a=b",
-        "y=",
-        "z=ä\ttab\nline",
-    ],
-    [f"+long=[{','.join(map(str, range(24_000)))}]"],  # longer than one argument of a command may be
-]
-
-
-@pytest.mark.parametrize("overrides", OVERRIDES)
-def test_overrides_survive_flowers_own_reader(tmp_path: Path, overrides: list[str]) -> None:
-    path = flower.write_run_config(tmp_path / "run.toml", shlex.join(overrides))
-    config = parse_config_args([str(path)])
-    assert shlex.split(config["overrides"]) == overrides
 
 
 def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,13 +24,6 @@ def test_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["FLWR_DISABLE_UPDATE_CHECK"] == result["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
     assert result["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
     assert result["EXTRA"] == "1"
-
-
-def test_connection_is_read_by_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flower.write_connection(tmp_path / "home", 4711)
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
-    connection = read_superlink_connection(flower.CONNECTION)
-    assert (connection.address, connection.insecure) == ("127.0.0.1:4711", True)
 
 
 def test_commands_beside_this_python_come_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,9 +77,9 @@ def test_the_watchdog_cleans_up_after_sigkill(tmp_path: Path) -> None:
 
 def test_ended_processes_and_their_logs(tmp_path: Path) -> None:
     with Family(tmp_path, dict(os.environ)) as family:
-        family.start("bad", [sys.executable, "-c", "import sys; print('\\033[91mreason\\033[0m'); sys.exit(3)"]).wait()
+        bad = family.start("bad", [sys.executable, "-c", "import sys; print('\\033[91mreason\\033[0m'); sys.exit(3)"])
+        assert bad.wait() == 3
         assert family.ended() == ["bad"]
-        assert family.exit_code("bad") == 3
         assert family.log("bad").stat().st_mode & 0o777 == 0o600
         message = str(family.failure("bad", "It ended."))
     assert message == f"It ended.\nEnd of {tmp_path / 'bad.log'}:\nreason"

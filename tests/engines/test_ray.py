@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.cli.run.run import _parse_federation_config_overrides
-from flwr.cli.typing import SuperLinkConnection
+from flwr.proto.federation_config_pb2 import SimulationConfig
 from pydantic import ValidationError
 
 from fedcross.conf.schema import load
@@ -24,15 +23,11 @@ def test_simulation_superlink_listens_on_loopback_only() -> None:
     assert command[command.index("--port") + 1] == "8000"
 
 
-def test_federation_config_is_read_by_flower() -> None:
-    text = ray.federation_config(20, Params(client_cpus=2, client_gpus=0.25, cpus=8, gpus=1))
-    config = _parse_federation_config_overrides([text], SuperLinkConnection(name="x", address="127.0.0.1:1"))
-    assert config is not None
-    assert config.num_supernodes == 20
-    assert config.client_resources_num_cpus == 2
-    assert config.client_resources_num_gpus == 0.25
-    assert config.init_args_num_cpus == 8
-    assert config.init_args_num_gpus == 1
+def test_the_resources_are_fields_of_flowers() -> None:
+    found = SimulationConfig(**ray.simulation(20, Params(client_cpus=2, client_gpus=0.25, cpus=8, gpus=1)))
+    assert (found.num_supernodes, found.client_resources_num_cpus, found.client_resources_num_gpus) == (20, 2, 0.25)
+    assert (found.init_args_num_cpus, found.init_args_num_gpus) == (8, 1)
+    assert not SimulationConfig(**ray.simulation(20, Params())).HasField("init_args_num_cpus")
 
 
 def test_an_existing_cluster_is_joined_and_told_what_clients_read(

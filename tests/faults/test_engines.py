@@ -132,8 +132,8 @@ def started(family: Family, command: list[str]) -> int:
     deadline = time.monotonic() + 600
     for _ in range(3):
         [port] = flower.free_ports(1)
-        family.start("ray-head", [*command, f"--port={port}"])
-        while family.exit_code("ray-head") is None:
+        head = family.start("ray-head", [*command, f"--port={port}"])
+        while head.poll() is None:
             if "Ray runtime started" in family.log("ray-head").read_text():
                 return port
             assert time.monotonic() < deadline, family.log("ray-head").read_text()

@@ -16,7 +16,7 @@ from tests.e2e.test_same_result import CONFIGURATION, SETTINGS, sha
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_flwr_run_of_this_folder_gives_the_local_model(tmp_path: Path) -> None:
+def test_ray_with_this_folder_as_the_app_gives_the_local_model(tmp_path: Path) -> None:
     output = tmp_path / "flwr-run"
     overrides = join([*CONFIGURATION, f"output={output}"])
     ray.launch(None, overrides, 2, tmp_path / "work", ray.Params(cpus=1), app=import_root())

@@ -179,7 +179,7 @@ def test_labels_of_lost_clients_do_not_count():
     assert method.known.tolist() == [1, 0]
 
 
-def test_counts_that_do_not_add_up_to_the_examples_have_no_say(monkeypatch):
+def test_counts_are_scaled_to_the_examples_and_negative_ones_have_no_say(monkeypatch):
     method, _ = tiny(linear([[0.1], [0.0]], [0.0, 0.0]))
     seen = []
     monkeypatch.setattr(
@@ -188,7 +188,7 @@ def test_counts_that_do_not_add_up_to_the_examples_have_no_say(monkeypatch):
     method.aggregate(Round(1, 0, (0, 1), 0), [claim(method, [2**62, -3])])
     assert seen == []
     method.aggregate(Round(2, 0, (0, 1), 0), [claim(method, [5, 5]), claim(method, [3, 2])])
-    assert seen[0].tolist() == [[0, 0], [3, 2]]
+    assert seen[0].tolist() == [[2.5, 2.5], [3, 2]]
 
 
 def test_without_any_count_there_is_no_generator_to_send():

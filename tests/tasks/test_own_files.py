@@ -102,6 +102,11 @@ def test_text_is_coded_and_empty_cells_are_filled(tmp_path):
     assert natural.split(natural.Params(), task, 1).names == ["Bonn", "Ulm"]
 
 
+def test_a_large_number_fills_cells_as_it_is(tmp_path):
+    (tmp_path / "data.csv").write_text("a,label\n1,x\n,y\n")
+    assert read(tmp_path, fill=1234567.0, test_fraction=0).train.x.ravel().tolist() == [1, 1234567]
+
+
 def test_empty_cells_of_test_rows_are_filled_from_the_training_rows(tmp_path):
     (tmp_path / "data.csv").write_text("a,label\n1,x\n3,y\n,x\n")
     (tmp_path / "test.csv").write_text("a,label\n100,x\n,y\n")

@@ -7,7 +7,7 @@ import pytest
 
 from fedcross.core.errors import ConfigError
 from fedcross.strategies.fedavg import FedAvg
-from fedcross.strategies.round.packing import averaged
+from fedcross.strategies.round.packing import Average, averaged
 from fedcross.strategies.round.settings import AverageSettings
 from fedcross.strategies.solo import Solo
 from tests.support.federation import run, same, session
@@ -37,6 +37,14 @@ def test_the_mean_of_the_tail_by_hand():
     assert curve([9, 7, 5], average="tail", average_from=0) == [9, 8, 7]
     found = curve(range(1, 101), average="tail", average_from=0.29)  # as a float, .29 of 100 is a little below 29
     assert found[28:32] == [29, 30, 30.5, 31]
+
+
+def test_a_longer_run_begins_the_mean_anew_if_it_began_too_early():
+    """Planned for four rounds it began in round 3, of ten rounds it begins in round 6 or later."""
+    before = Average({"w": np.float32([4])}, 2)  # of rounds 3 and 4
+    tail = AverageSettings(average="tail", average_from=0.5)
+    assert averaged(tail, before, {"w": np.float32([2])}, 5, 10).model["w"] == [2]
+    assert averaged(tail, before, {"w": np.float32([1])}, 5, 5).model["w"] == [3]  # (4 + 4 + 1) / 3
 
 
 def test_it_is_evaluated_and_never_sent(clock):
