@@ -32,7 +32,7 @@ DATA = {
     "base": "weights that train.only leaves untrained (random ones can differ between machines; train.base=FILE)",
 }
 #: Settings that a method lets a resumed run change, and that do not change the result.
-DIAGNOSTIC = {"method.diagnostics_every", "method.storage"}
+DIAGNOSTIC = {"method.diagnostics_every"}
 
 
 def describe(config: RunConfig) -> dict[str, Any]:

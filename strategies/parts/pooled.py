@@ -19,7 +19,7 @@ from fedcross.strategies.objective import Objective
 from fedcross.strategies.parts.single_model import Stateful
 from fedcross.strategies.parts.widths import Nested, Widths, assign
 from fedcross.strategies.pool.mixing import Matrix, diagnostics
-from fedcross.strategies.pool.pool import Array, Arrays, Integers, Layout, Pool, Storage
+from fedcross.strategies.pool.pool import Array, Arrays, Integers, Layout, Pool
 from fedcross.tasks.models.width import Corners, Width
 
 
@@ -27,11 +27,10 @@ class PooledParams(Settings):
     """Settings of every method with a pool.
 
     ``pool_similarity_mean`` and ``pool_spread`` are measured every `diagnostics_every` rounds (0: where a
-    selection computes them); `storage` says when and where the pool is kept in a memory-mapped file.
+    selection computes them).
     """
 
     diagnostics_every: int = Field(1, ge=0)
-    storage: Storage = Storage()
 
     def at(self, name: str, number: int) -> Any:
         """Return the setting `name`, which may be a schedule (:mod:`strategies.parts.schedule`), in round `number`."""
@@ -68,7 +67,7 @@ class Pooled(Stateful[Q, S]):
     without a device that can hold it waits and comes first in the next round.
     """
 
-    may_change = frozenset({"method.diagnostics_every", "method.storage"})
+    may_change = frozenset({"method.diagnostics_every"})
 
     def objective(self) -> Objective:
         """Return what clients minimise; with ``nested``, of the narrower widths too."""
@@ -82,7 +81,7 @@ class Pooled(Stateful[Q, S]):
 
     def pool_of(self, start: Start, k: int) -> Pool:
         """Return a pool of k copies of the initial model, each of its slot's width."""
-        return copies(start, k, self.params.storage, self.slot_widths(k))
+        return copies(start, k, self.slot_widths(k))
 
     def slot_widths(self, k: int) -> list[Width]:
         """Return the width of each of k slots, the widest first; empty if all are full."""
@@ -151,11 +150,11 @@ class Pooled(Stateful[Q, S]):
         return Evaluation([], means)
 
 
-def copies(start: Start, k: int, storage: Storage, widths: Sequence[Width] = ()) -> Pool:
+def copies(start: Start, k: int, widths: Sequence[Width] = ()) -> Pool:
     """Return a pool of k copies of the initial model, each of its slot's width."""
     if widths and start.corners is None:
         raise ConfigError("method.widths needs the network; use the command fedcross.")
-    pool = Pool(Layout.of(start.arrays, start.parameters), k, storage, widths, start.corners if widths else None)
+    pool = Pool(Layout.of(start.arrays, start.parameters), k, widths, start.corners if widths else None)
     pool.fill(start.arrays)
     return pool
 
@@ -191,7 +190,7 @@ class AsyncPool(Stateful[Q, B]):
     def init(self, start: Start) -> B:
         """Fill both pools with copies of the initial model."""
         k = start.clients_per_round
-        sent, uploads = (copies(start, k, self.params.storage) for _ in range(2))
+        sent, uploads = (copies(start, k) for _ in range(2))
         return cast("B", self.State(sent, uploads, [0] * k))
 
     @abstractmethod
@@ -223,7 +222,7 @@ class AsyncPool(Stateful[Q, B]):
 def mixed(pool: Pool, mixing: Matrix, slots: Sequence[int]) -> tuple[Array, Integers]:
     """Return float rows (n, d) and integer rows (n, i) of ``M @ pool`` for n `slots`; `pool` stays as it is."""
     needed = np.union1d(slots, np.flatnonzero(mixing[slots].any(axis=0)))
-    part, own = Pool(pool.layout, len(needed), pool.storage), np.searchsorted(needed, slots)
+    part, own = Pool(pool.layout, len(needed)), np.searchsorted(needed, slots)
     part.rows[...], part.integers[...] = pool.rows[needed], pool.integers[needed]
     matrix = np.eye(len(needed))
     matrix[own] = mixing[slots][:, needed]

@@ -7,20 +7,15 @@ their row, full models are read as views of it, and mixing is in place.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from fedcross.core.errors import ConfigError, StorageError
-from fedcross.core.settings import Settings
+from fedcross.core.errors import ConfigError
 from fedcross.strategies.pool import loops
 from fedcross.strategies.pool.mixing import Matrix, among, mixed_integers
 
@@ -87,17 +82,6 @@ class Layout:
         return slice(0, {"parameters": self.parameter_size, "state": self.size}[part])
 
 
-class Storage(Settings):
-    """Where a pool is stored.
-
-    A pool larger than the share `mmap_share` of the machine's (or the container's) memory is kept in a memory-mapped
-    file in `folder` (None: the system's temporary folder). The file has no name and disappears with the process.
-    """
-
-    mmap_share: float = Field(default=0.5, ge=0)
-    folder: Path | None = None
-
-
 class Band(NamedTuple):
     """Columns that the widths of `rank` and above have (0 is the narrowest); the narrower ones have none of them."""
 
@@ -118,13 +102,12 @@ class Pool:
         self,
         layout: Layout,
         k: int,
-        storage: Storage | None = None,
         widths: Sequence[Width] = (),
         corners: Corners | None = None,
     ) -> None:
         from fedcross.tasks.models.width import FULL
 
-        self.layout, self.storage, self.corners = layout, storage or Storage(), corners
+        self.layout, self.corners = layout, corners
         self.widths = list(widths) or [FULL] * k  #: of each slot
         self.levels = sorted(set(self.widths))  #: the widths in the pool, the narrowest first
         self.ranks = np.array([self.levels.index(width) for width in self.widths])  #: of the slots' widths among these
@@ -153,20 +136,7 @@ class Pool:
         return len(self.rows)
 
     def _allocate(self, k: int) -> tuple[Array, Integers]:
-        shape, dtype = (k, self.layout.size), self.layout.dtype
-        integers = np.zeros((k, self.layout.integer_size), np.int64)
-        size, folder = k * self.layout.size * dtype.itemsize, self.storage.folder
-        if size <= self.storage.mmap_share * memory_bytes():
-            return np.empty(shape, dtype), integers
-        try:
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=folder) as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, not a SIGBUS later
-                return np.asarray(np.memmap(file, dtype, "r+", shape=shape)), integers
-        except OSError as error:
-            where = f"{size} bytes in {folder or 'the temporary folder'}: {error}"
-            raise StorageError(f"no room for a pool, {where}. Set another folder or raise mmap_share.") from error
+        return np.empty((k, self.layout.size), self.layout.dtype), np.zeros((k, self.layout.integer_size), np.int64)
 
     def fill(self, arrays: Mapping[str, Array], slots: Sequence[int] | None = None) -> None:
         """Make the models of `slots` (None: all) copies of `arrays`, a full model, each cut to its width."""
@@ -290,11 +260,3 @@ class Pool:
         if (k := len(state["rows"])) != len(self):
             self.resize(k)
         self.rows[...], self.integers[...] = state["rows"], state["integers"]
-
-
-def memory_bytes() -> int:
-    """Return the bytes of memory this process may use: the machine's, or less if its container says so."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else ""
-    return min(machine, int(text)) if text.isdecimal() else machine

@@ -1,7 +1,5 @@
 """Every option of FedCross, worked by hand."""
 
-import mmap
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -322,7 +320,7 @@ def test_resume_with_another_k_continues_from_the_same_mean(tmp_path):
         session(tmp_path, "rounds=3", "method.alpha=0.8", "method.k=7", f"resume={tmp_path}")
 
 
-# ---- configuration, diagnostics, storage -----------------------------------------------------------------------------
+# ---- configuration, diagnostics --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -367,20 +365,3 @@ def test_diagnostics_only_when_due_or_at_hand():
     assert [measured(r, selection="in_order") for r in range(1, 7)] == [False, False, True, False, False, True]
     assert measured(1, selection="lowest_similarity")
     assert not measured(1, selection="lowest_similarity", similarity="manhattan")
-
-
-@pytest.mark.slow
-def test_a_mapped_pool_gives_the_same_bits(tmp_path):
-    places = "method.storage.mmap_share=0", f"method.storage.folder={tmp_path / 'pool'}"
-    mapped, plain = run(tmp_path / "a", *places), run(tmp_path / "b")
-    assert isinstance(owner(mapped.driver.state.pool.rows), mmap.mmap)
-    assert not isinstance(owner(plain.driver.state.pool.rows), mmap.mmap)
-    assert same(mapped.driver.global_model(), plain.driver.global_model())
-    assert (tmp_path / "pool").is_dir()
-
-
-def owner(array):
-    """Return what holds an array's bytes in the end."""
-    while isinstance(array, np.ndarray) and array.base is not None:
-        array = array.base
-    return array

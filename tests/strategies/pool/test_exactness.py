@@ -6,7 +6,6 @@ import pytest
 from fedcross.strategies.parts.averaging import move, weighted_mean
 from fedcross.strategies.pool import loops
 from fedcross.strategies.pool.mixing import diagnostics, mixed_integers
-from fedcross.strategies.pool.pool import Layout, Pool, memory_bytes
 
 RNG = np.random.default_rng(3)
 
@@ -81,8 +80,3 @@ def test_similarity_and_spread_by_hand(scale):
     assert found == pytest.approx({"pool_similarity_mean": 0.5, "pool_spread": (1.75 / 4.75) ** 0.5})
     assert diagnostics(np.array([[4.0]])) == {"pool_similarity_mean": 1, "pool_spread": 0}
     assert diagnostics(np.zeros((2, 2))) == {"pool_similarity_mean": 0, "pool_spread": 0}
-
-
-def test_a_pool_that_fits_is_kept_in_memory():
-    assert memory_bytes() > 2**28
-    assert not isinstance(Pool(Layout.of({"w": np.ones(3, np.float32)}), 2).rows.base, np.memmap)

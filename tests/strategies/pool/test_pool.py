@@ -1,8 +1,6 @@
-"""The pool: rows, mean, Gram matrix, mixing in place, resizing, storage."""
+"""The pool: rows, mean, Gram matrix, mixing in place, resizing."""
 
-import errno
 import math
-import os
 
 import numpy as np
 import pytest
@@ -10,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcross.core.errors import StorageError
 from fedcross.strategies.pool import loops, mixing
 from fedcross.strategies.pool.mixing import diagnostics
-from fedcross.strategies.pool.pool import Layout, Pool, Storage
+from fedcross.strategies.pool.pool import Layout, Pool
 
 BN = {"w": np.array([1.0, 2.0], np.float32), "var": np.array([4.0], np.float32), "count": np.array(10)}
 
@@ -229,36 +226,6 @@ def test_state_is_the_pool_itself_and_comes_back():
     assert other.integers.tolist() == pool.integers.tolist()
     other.rows[...] = 0
     assert pool.rows[2, 0] == 7
-
-
-def test_a_large_pool_lies_in_a_file_without_a_name(tmp_path):
-    pool = Pool(Layout.of(BN, ["w"]), 2, Storage(mmap_share=0, folder=tmp_path / "new" / "place"))
-    assert not list((tmp_path / "new" / "place").iterdir())
-    pool.fill(BN)
-    pool.rows[1] = [3, 4, 8]
-    pool.mix(mixing.cross(2, [0, 1], [1, 0], 0.5))
-    assert pool.rows.tolist() == [[2, 3, 6], [2, 3, 6]]
-    pool.resize(3)
-    assert pool.rows[2].tolist() == [2, 3, 6]
-    assert mapped(pool)
-
-
-def mapped(pool):
-    """Return whether the rows lie in a file."""
-    base = pool.rows
-    while isinstance(base, np.ndarray) and base.base is not None and not isinstance(base, np.memmap):
-        base = base.base
-    return isinstance(base, np.memmap)
-
-
-def test_a_full_disk_is_an_error_when_the_pool_is_made(tmp_path, monkeypatch):
-    def full(descriptor, offset, length):
-        assert (offset, length) == (0, 24)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(StorageError, match="No space left on device"):
-        Pool(Layout.of(BN), 2, Storage(mmap_share=0, folder=tmp_path))
 
 
 def test_diagnostics_of_models_that_are_not_finite_are_silent(recwarn):
