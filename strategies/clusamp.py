@@ -18,35 +18,27 @@ from fedcross.strategies.parts.averaging import weighted_mean
 from fedcross.strategies.parts.single_model import ModelState, SingleModel, to_all
 
 Matrix = NDArray[np.floating[Any]]
-BLOCK = 1 << 16  # Columns that are multiplied at a time, so that half-precision memory is never widened as a whole.
-MIB = 1 << 20
+BLOCK = 1 << 16  # Columns that are multiplied at a time in float64, so that rows are never widened as a whole.
 ROUNDING = 1e-12  # Relative error allowed where masses are compared with an urn's room.
 
 
 class CluSampParams(Settings):
     distance: Literal["arccos", "L1", "L2"] = "arccos"
     weighting: Literal["uniform", "examples"] = "uniform"
-    memory: Literal["auto", "float32", "float16", "sketch"] = "auto"
-    memory_mb: int = Field(1024, ge=1)
-    sketch: int = Field(4096, ge=16)
+    sketch: int | None = Field(None, ge=16)
 
     @model_validator(mode="after")
     def _sketch_keeps_angles_only(self) -> Self:
-        if self.distance == "L1" and self.memory == "sketch":
-            raise ValueError("a sketch does not keep L1 distances. Use distance=arccos, L2 or memory=float16")
+        if self.distance == "L1" and self.sketch:
+            raise ValueError("a sketch does not keep L1 distances. Use distance=arccos or L2")
         return self
 
 
 @dataclass
 class CluSampState(ModelState):
-    """The global model; of each client seen the update (its row and scale) and n_k; each client's draws of this round.
+    """The global model; of each client seen the update (its row) and n_k; each client's draws of this round."""
 
-    ``kind`` is the form in which updates are stored, decided when the number of clients is known.
-    """
-
-    kind: str = ""
     rows: dict[int, Matrix] = field(default_factory=dict)
-    scales: dict[int, float] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     times: dict[int, int] = field(default_factory=dict)
 
@@ -65,9 +57,9 @@ class CluSamp(SingleModel[CluSampParams, CluSampState]):
     4. One client is drawn from each urn in proportion to its mass in it: client i ``K n_i / M`` times in expectation.
 
     The new global model is ``(1/K) sum over the draws``. A client that is drawn twice gets one request, and its upload
-    counts twice. State: the global model, and of each client seen n_k and the last update: with `memory=auto` float32
-    if all fit into `memory_mb`, else float16 (scaled to a largest entry of 1), else a count sketch (Charikar, Chen and
-    Farach-Colton 2002), with relative error of inner products about ``1 / sqrt(sketch)``. Wire: FedAvg's.
+    counts twice. State: the global model, and of each client seen n_k and the last update, with `sketch` numbers as a
+    count sketch (Charikar, Chen and Farach-Colton 2002), with relative error of inner products about
+    ``1 / sqrt(sketch)``. Wire: FedAvg's.
 
     Deviations: the paper knows all n_i; here uploads tell them, and a client not seen yet counts as the mean of those
     seen. A client with ``K n_i >= M`` gets urns of its own while it fills them. Groups are poured from the heaviest
@@ -77,8 +69,6 @@ class CluSamp(SingleModel[CluSampParams, CluSampState]):
 
     def sample(self, state: CluSampState, round: Round, available: Sequence[int]) -> tuple[int, ...]:
         """Return the distinct clients among the K draws, in the order of their first draw."""
-        width = sum(state.model[name].size for name in state.parameters)
-        state.kind = state.kind or choose_memory(self.params, len(available), width)
         sizes = np.array([state.sizes.get(client, 0) for client in available], np.float64)
         sizes[sizes == 0] = np.mean(sizes[sizes > 0]) if sizes.any() else 1.0
         urns = distributions(ward(self.distances(state, available)), sizes, round.count)
@@ -95,27 +85,25 @@ class CluSamp(SingleModel[CluSampParams, CluSampState]):
         rows = np.stack([state.rows.get(client, nothing) for client in clients])
         if self.params.distance == "arccos":
             return angles(rows)
-        values = rows.astype(np.float64) * np.array([state.scales.get(client, 0) for client in clients])[:, None]
         measure = "cityblock" if self.params.distance == "L1" else "sqeuclidean"
-        return np.asarray(cdist(values, values, measure), np.float64)
+        return np.asarray(cdist(rows, rows, measure), np.float64)
 
     def aggregate(self, state: CluSampState, round: Round, uploads: list[Upload]) -> dict[str, float]:
         for upload in uploads:
             update = [np.float32(upload.arrays[n]).ravel() - state.model[n].ravel() for n in state.parameters]
-            row, state.scales[upload.client] = self.stored(state.kind, round.seed, np.concatenate(update))
-            state.rows[upload.client], state.sizes[upload.client] = row, upload.num_examples
+            state.rows[upload.client] = self.stored(round.seed, np.concatenate(update))
+            state.sizes[upload.client] = upload.num_examples
         weights = [state.times[upload.client] * weight for upload, weight in zip(uploads, self.weights(uploads))]
         if uploads:
             state.model = weighted_mean([upload.arrays for upload in uploads], weights)
         return {"distinct_clients": float(len(round.clients))}
 
-    def stored(self, kind: str, seed: int, update: Matrix) -> tuple[Matrix, float]:
-        """Return `update` (p,) in the form `kind`, and the factor that restores its scale."""
-        if kind == "sketch":
-            buckets, signs = projection(seed, self.params.sketch, len(update))
-            return np.bincount(buckets, signs * update, self.params.sketch).astype(np.float32), 1.0
-        scale = (float(np.abs(update).max()) or 1.0) if kind == "float16" else 1.0
-        return (update / scale).astype(kind), scale
+    def stored(self, seed: int, update: Matrix) -> Matrix:
+        """Return `update` (p,), or its sketch, as float32."""
+        if size := self.params.sketch:
+            buckets, signs = projection(seed, size, len(update))
+            return np.bincount(buckets, signs * update, size).astype(np.float32)
+        return update.astype(np.float32)
 
 
 @lru_cache(maxsize=1)
@@ -124,14 +112,6 @@ def projection(seed: int, sketch: int, width: int) -> tuple[NDArray[np.int64], M
     draws = stream(seed, "clusamp sketch")
     buckets = draws.integers(0, sketch, width)
     return buckets, draws.integers(0, 2, width).astype(np.float32) * 2 - 1
-
-
-def choose_memory(params: CluSampParams, clients: int, width: int) -> str:
-    """Return the form in which the updates of `clients` clients with `width` parameters are stored."""
-    room = params.memory_mb * MIB // (clients * width)  # bytes for a value
-    if params.memory != "auto":
-        return params.memory
-    return "float32" if room >= 4 else "float16" if room >= 2 or params.distance == "L1" else "sketch"
 
 
 def angles(rows: Matrix) -> Matrix:

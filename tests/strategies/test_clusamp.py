@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedcross.strategies import clusamp
-from fedcross.strategies.clusamp import CluSamp, angles, choose_memory, cut, distributions, ward
+from fedcross.strategies.clusamp import CluSamp, angles, cut, distributions, ward
 from fedcross.strategies.fedavg import FedAvg
 from fedcross.strategies.method import Round, Upload
 from tests.support.bench import forgetful
@@ -28,7 +28,7 @@ def begun(width=2, **own):
         {"w"},
         **{"clients_per_round": 2, **own},
     )
-    method.kind, method.times = choose_memory(method.params, 4, width), Counter(range(4))
+    method.times = Counter(range(4))
     return method
 
 
@@ -57,7 +57,6 @@ def test_angles_by_hand():
     np.testing.assert_allclose(angles(rows), expected, atol=1e-7)
 
 
-@pytest.mark.parametrize("memory", ["float32", "float16"])
 @pytest.mark.parametrize(
     ("distance", "expected"),
     [
@@ -65,9 +64,9 @@ def test_angles_by_hand():
         ("L2", [[0, 5, 4.25, 5], [5, 0, 0.25, 0], [4.25, 0.25, 0, 0.25], [5, 0, 0.25, 0]]),
     ],
 )
-def test_distances_by_hand_count_from_0_for_clients_not_seen(distance, expected, memory):
+def test_distances_by_hand_count_from_0_for_clients_not_seen(distance, expected):
     """Updates (1, -2) and (0.5, 0), apart by (0.5, -2), and two clients that were never there; L2 is squared."""
-    method = begun(distance=distance, memory=memory)
+    method = begun(distance=distance)
     method.aggregate(Round(1, 0, (0, 2), 0), [upload(0, [1, -2]), upload(2, [0.5, 0])])
     np.testing.assert_allclose(method.method.distances(method.state, [0, 1, 2, 3]), expected, atol=1e-6)
 
@@ -126,7 +125,7 @@ def test_two_clients_two_steps_by_hand():
     Client 0 was drawn twice, client 1 once: G = (2 V_0 + V_1) / 3, whatever the numbers of examples.
     """
     method, net = begin(CluSamp, linear([[0.2], [-0.1]], [0.0, 0.3]), clients_per_round=3)
-    method.kind, method.times = "float32", Counter({0: 2, 1: 1})
+    method.times = Counter({0: 2, 1: 1})
     data = [([[1.0], [-1.0]], [0, 1]), ([[3.0]], [0])]
 
     def by_hand(x, y):
@@ -194,29 +193,20 @@ def test_a_lost_client_keeps_its_row_and_leaves_the_mean(tmp_path):
     assert same(lossy.driver.checkpoint().arrays, short.driver.checkpoint().arrays)
 
 
-@pytest.mark.parametrize(("memory", "tolerance"), [("float16", 2e-3), ("sketch", 0.12)])
-def test_small_memory_keeps_the_angles(memory, tolerance):
+def test_a_sketch_keeps_the_angles():
     """Updates of 20,000 numbers of size 1e-6, angles about 90, 60 and 45 degrees."""
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, 20_000)) * 1e-6
-    method = begun(width=20_000, memory=memory)
+    method = begun(width=20_000, sketch=4096)
     updates = [a, b, a + 3**0.5 * b, a + b]
     method.aggregate(Round(1, 0, (0, 1, 2, 3), 0), [upload(i, u) for i, u in enumerate(updates)])
     exact = angles(np.stack(updates))
-    np.testing.assert_allclose(method.method.distances(method.state, [0, 1, 2, 3]), exact, atol=tolerance)
-    assert method.rows[0].nbytes == {"float16": 40_000, "sketch": 4 * 4096}[memory]
-
-
-def test_memory_shrinks_when_the_federation_is_large():
-    params = CluSamp.Params(memory_mb=1)
-    assert choose_memory(params, 100, 2_000) == "float32"
-    assert choose_memory(params, 100, 5_000) == "float16"
-    assert choose_memory(params, 100, 50_000) == "sketch"
-    assert choose_memory(CluSamp.Params(memory_mb=1, distance="L1"), 100, 50_000) == "float16"
+    np.testing.assert_allclose(method.method.distances(method.state, [0, 1, 2, 3]), exact, atol=0.12)
+    assert method.rows[0].shape == (4096,)
 
 
 def test_a_sketch_adds_every_number_with_a_sign_to_one_place():
-    method = begun(width=400, memory="sketch", sketch=16, distance="L2")
+    method = begun(width=400, sketch=16, distance="L2")
     updates = np.random.default_rng(3).normal(size=(2, 400))
     method.aggregate(Round(1, 0, (0, 1), 0), [upload(i, u) for i, u in enumerate(updates)])
     buckets, signs = clusamp.projection(0, 16, 400)
@@ -230,4 +220,4 @@ def test_a_sketch_adds_every_number_with_a_sign_to_one_place():
 
 def test_a_sketch_of_l1_distances_is_refused():
     with pytest.raises(ValidationError, match="L1"):
-        CluSamp.Params(distance="L1", memory="sketch")
+        CluSamp.Params(distance="L1", sketch=16)

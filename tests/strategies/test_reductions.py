@@ -158,7 +158,7 @@ def test_clients_batch(objective, visits):
         "method=scaffold",
         f"method=moon {SMALL_HEAD} clients_per_round=5",
         "method=fedcross method.k=5 method.independent_start=true",
-        "method=clusamp method.memory=float16 partition=dirichlet method.distance=L1",
+        "method=clusamp method.sketch=64 partition=dirichlet method.distance=L2",
         "method=fedct method.base=moon method.mu=2 method.hidden=16 method.width=8 partition.clients=3",
         f"{FUSION} method.operator=multi method.momentum=keep",
     ],
