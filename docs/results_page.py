@@ -77,10 +77,10 @@ class Page:
         return _table(rows)
 
     def means(self, arguments: str) -> str:
-        """Return mean accuracies: ``TABLE+TABLE title=T down=NAME,.. across=NAME,.. from=ROUND``, and options.
+        """Return mean accuracies: ``TABLE+TABLE title=T down=NAME,.. across=NAME,.. from=SHARE``, and options.
 
-        Each NAME is a setting. A cell is the mean over the evaluations of every tenth round from that round on, mean
-        and deviation over the runs with these settings, which should differ in their seeds alone. Options: ``until``
+        Each NAME is a setting. A cell is the mean over the evaluations of every tenth round after that share of the
+        rounds, mean and deviation over the runs with these settings, which should differ in their seeds alone. Options: ``until``
         is the last round; ``only`` a pattern for METHOD/OBJECTIVE, ``beta`` a list of betas that count; ``curve=C,C``
         takes other curves than accuracy, the second one's mean in brackets.
         """
@@ -97,7 +97,7 @@ class Page:
                 ", ".join(str(v) for n in told[way].split(",") if (v := mine.get(n, "none")) != "none")
                 for way in ("down", "across")
             )
-            late = run.curve.loc[int(told["from"]) :]
+            late = run.curve.loc[float(told["from"]) * run.curve.index[-1] :]
             values = [100 * late.loc[late.index % 10 == 0, curve].mean() for curve in curves]
             found.setdefault(down, {}).setdefault(across, []).append(values)
         heads = sorted({across for row in found.values() for across in row})
@@ -198,7 +198,7 @@ def _run_row(group: pd.DataFrame, target: float, x: str) -> dict[str, str]:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return f"±{np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
 
 
 def _rounds(group: pd.DataFrame) -> str:
