@@ -80,9 +80,9 @@ class Page:
         """Return mean accuracies: ``TABLE+TABLE title=T down=NAME,.. across=NAME,.. from=SHARE``, and options.
 
         Each NAME is a setting. A cell is the mean over the evaluations of every tenth round after that share of the
-        rounds, mean and deviation over the runs with these settings, which should differ in their seeds alone. Options: ``until``
-        is the last round; ``only`` a pattern for METHOD/OBJECTIVE, ``beta`` a list of betas that count; ``curve=C,C``
-        takes other curves than accuracy, the second one's mean in brackets.
+        rounds, mean and deviation over the runs with these settings, which should differ in their seeds alone.
+        Options: ``until`` is the last round; ``only`` a pattern for METHOD/OBJECTIVE, ``beta`` a list of betas that
+        count; ``curve=C,C`` takes other curves than accuracy, the second one's mean in brackets.
         """
         tables, *pairs = arguments.split()
         told = dict(pair.split("=", 1) for pair in pairs)
@@ -106,7 +106,7 @@ class Page:
             cells = dict.fromkeys(heads, "")
             for across, runs in row.items():
                 first, *others = zip(*runs, strict=True)
-                cells[across] = f"{np.mean(first):.1f}{_spread(first)}" + "".join(
+                cells[across] = f"{np.mean(first):.1f}{_spread(first).replace(' ', '')}" + "".join(
                     f" ({np.mean(o):.1f})" for o in others
                 )
             rows.append({told["title"].replace("_", " "): down} | cells)
@@ -198,7 +198,7 @@ def _run_row(group: pd.DataFrame, target: float, x: str) -> dict[str, str]:
 
 
 def _spread(values: Sequence[float]) -> str:
-    return f"±{np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
 
 
 def _rounds(group: pd.DataFrame) -> str:
