@@ -64,6 +64,18 @@ def test_a_reply_comes_once_and_ends_its_request(clock: list[float]) -> None:
     assert grid.pull_messages([name]) == []
 
 
+def test_a_request_whose_slot_has_ended_is_followed_no_more(clock: list[float]) -> None:
+    remote = Remote()
+    grid = NetworkGrid(remote)
+    kept, dropped = sent(grid)[1], sent(grid)[1]
+    grid.forget([dropped])
+    remote.nodes = []
+    for _ in range(2):  # the first look notices that the device is away
+        clock[0] += 1000
+        replies = grid.pull_messages([kept, dropped])
+    assert codes(replies) == [ErrorCode.NODE_UNAVAILABLE]
+
+
 def test_a_device_that_has_restarted_has_lost_its_request(clock: list[float]) -> None:
     remote = Remote()
     grid = NetworkGrid(remote)
