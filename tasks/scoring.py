@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedcross.core.errors import DataError
 from fedcross.tasks.data import FederatedData
-from fedcross.tasks.models.weights import Arrays, load_arrays
+from fedcross.tasks.models.weights import Arrays, tied
 from fedcross.tasks.models.width import FULL, Width
 
 
@@ -58,6 +58,7 @@ class Evaluator:
         self._build, self._data, self.device, self.batch = build, data, device, batch
         self._parts: dict[bool, tuple[Tensor, Tensor]] = {}
         self._networks: dict[Width, nn.Module] = {}
+        self._names: dict[Width, list[str]] = {}  # of each network's tensors, of tied ones the first
 
     def evaluate(self, found: Evaluation) -> tuple[Score | None, dict[str, Any]]:
         """Return the score of a round, and further columns of its line of metrics.
@@ -91,12 +92,16 @@ class Evaluator:
     def network(self, size: Width = FULL) -> nn.Module:
         """Return the network for models of `size`, in evaluation mode; built once."""
         if size not in self._networks:
-            self._networks[size] = self._build(size).to(self.device).eval()
+            self._networks[size] = network = self._build(size).to(self.device).eval()
+            again = tied(network)
+            self._names[size] = [name for name in network.state_dict() if name not in again]
         return self._networks[size]
 
     def load(self, arrays: Arrays, size: Width = FULL) -> nn.Module:
         """Return the network of `size` with weights `arrays`; a tied tensor has its first name."""
-        load_arrays(network := self.network(size), arrays)
+        network = self.network(size)
+        # copies: torch cannot read a read-only view
+        network.load_state_dict({n: torch.from_numpy(np.array(arrays[n])) for n in self._names[size]}, strict=False)
         return network
 
     def _part(self, *, held_out: bool) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from fedcross.client.flat_model import ModuleNet
 from fedcross.strategies.moon import Contrast, Moon
 from fedcross.strategies.objective import Batch
 from fedcross.tasks.models._split import Split
-from tests.support.bench import descent, forgetful, open_visit, play, states, two_layers
+from tests.support.bench import descent, forgetful, open_visit, play, states, two_layers, weights
 from tests.support.federation import run, same, session
 
 F0, V0 = np.array([[1.0, 0.5], [0.2, 1.0]]), np.array([[0.5, -0.3], [0.1, 0.4]])
@@ -57,7 +57,7 @@ def test_the_head(tmp_path):
     """Digits MLP: features 64*64+64; head 64*512+512 + 512*256+256; classifier 256*10+10."""
     ready = session(tmp_path, "method=moon")
     model = ready.evaluator.network()
-    assert sum(p.numel() for p in model.parameters()) == 4160 + 33280 + 131328 + 2570
+    assert weights(model) == 4160 + 33280 + 131328 + 2570
     assert model.embedding == 256
     assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     again = session(tmp_path, "method=moon")

@@ -11,8 +11,8 @@ from fedcross.strategies.fedct import FedCT
 from fedcross.strategies.fedproc import FedProc, Prototypical
 from fedcross.strategies.moon import Moon, Projected, project
 from fedcross.tasks.models import create
-from fedcross.tasks.models._split import Split, weights
-from tests.support.bench import check_resume, open_visit, two_layers
+from fedcross.tasks.models._split import Split
+from tests.support.bench import check_resume, open_visit, two_layers, weights
 from tests.support.federation import run
 from tests.tasks.test_models import CIFAR10
 

@@ -32,6 +32,11 @@ Data = Sequence[tuple[Any, Any]]
 TWO_STEPS = Train(lr=0.5, epochs=2, batch=1000)
 
 
+def weights(model: nn.Module) -> int:
+    """Return the number of trainable scalars of `model`."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
 def two_layers(features: Any, classifier: Any) -> Split:
     """Return float64 ``classifier @ (features @ x)`` without biases; no features layer if `features` is None."""
     v = torch.tensor(classifier, dtype=torch.float64)

@@ -17,7 +17,8 @@ from fedcross.core.errors import ConfigError
 from fedcross.core.settings import find
 from fedcross.tasks.base import Examples, Task
 from fedcross.tasks.models import create
-from fedcross.tasks.models._split import Split, weights
+from fedcross.tasks.models._split import Split
+from tests.support.bench import weights
 from tests.support.config_files import read_choice
 
 EMPTY = Examples(np.zeros((0, 1)), np.zeros(0, np.int64))
