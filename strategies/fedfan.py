@@ -77,7 +77,7 @@ class FedFan(Pooled[FedFanParams, FedFanState]):
     all K slots, D_t = M_t - M_(t-1) its step, h_t = max(0, cos(D_t, D_(t-1))) the steps' coherence, h_1 = 0::
 
         u_t  = u_(t-1) + g_t (mean_i |v_i - w_i|^2 - u_(t-1))     squared length of a visit, u_0 = 0
-        R_t  = mean_i (y_c(i) - Y)                                what this round's clients do in every visit
+        R_t  = mean_i (y_c(i) - Y)                                how these clients' last updates differ from all
         v'_i = v_i - R_t                                          what slot i keeps; M_t is computed from these
         n_t  = |M_t - M_0| / sqrt(u_t)                            the mean's way, in visits
         a_t  = min(alpha, max(0, 1 - (reach / n_t)^4))
